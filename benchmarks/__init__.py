@@ -1,0 +1,1 @@
+"""The main job, small reproductions and speed."""

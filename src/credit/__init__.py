@@ -1,0 +1,1 @@
+"""Credit that lands on the right tokens of a multi-turn trajectory."""

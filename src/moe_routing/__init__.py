@@ -1,0 +1,1 @@
+"""Measure and steer expert selection in mixture-of-experts models."""

@@ -1,0 +1,1 @@
+"""Adapters to trainers and models; nothing in the package imports them."""
