@@ -1,0 +1,87 @@
+"""Where-safe arithmetic: no masked value, however ugly, reaches a result or a gradient.
+
+Every function applies the double ``where``: once on the input, so that the derivative is taken at a harmless
+point, and once on the output, so that the harmless point does not show.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+
+def statistics_dtype(tensor: Shaped[Tensor, "..."]) -> torch.dtype:
+    """Dtype in which sums over ``tensor`` are taken: float64, or float32 on devices that have no float64."""
+    return torch.float32 if tensor.device.type in ("mps", "xla") else torch.float64
+
+
+def compute_dtype(tensor: Float[Tensor, "..."]) -> torch.dtype:
+    """Dtype in which element-wise maths on ``tensor`` is done: at least float32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """``values`` where ``mask`` is true and an exact 0 elsewhere; the gradient elsewhere is an exact 0 too.
+
+    >>> select(torch.tensor([True, False]), torch.tensor([1.0, float("nan")]))
+    tensor([1., 0.])
+    """
+    return torch.where(mask, values, values.new_zeros(()))
+
+
+def safe_divide(
+    numerator: Float[Tensor, "..."], denominator: Float[Tensor, "..."], fill: float = 0.0
+) -> Float[Tensor, "..."]:
+    """``numerator / denominator``, and ``fill`` with zero gradient where the denominator is 0.
+
+    >>> safe_divide(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.0000])
+    """
+    usable = denominator != 0
+    quotient = numerator / torch.where(usable, denominator, torch.ones_like(denominator))
+    return torch.where(usable, quotient, torch.full_like(quotient, fill))
+
+
+def safe_log(x: Float[Tensor, "..."], fill: float = 0.0) -> Float[Tensor, "..."]:
+    """``log(x)``, and ``fill`` with zero gradient where ``x <= 0``.
+
+    >>> safe_log(torch.tensor([1.0, 0.0]))
+    tensor([0., 0.])
+    """
+    positive = x > 0
+    logarithm = torch.log(torch.where(positive, x, torch.ones_like(x)))
+    return torch.where(positive, logarithm, torch.full_like(x, fill))
+
+
+def safe_sqrt(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``sqrt(x)``, and 0 with zero gradient where ``x <= 0`` (the plain derivative there is infinite).
+
+    >>> safe_sqrt(torch.tensor([4.0, 0.0]))
+    tensor([2., 0.])
+    """
+    positive = x > 0
+    return select(positive, torch.sqrt(torch.where(positive, x, torch.ones_like(x))))
+
+
+def masked_sum(x: Shaped[Tensor, "..."], mask: Bool[Tensor, "..."], dim: int = -1) -> Shaped[Tensor, "..."]:
+    """Sum over ``dim`` of the entries where ``mask`` is true."""
+    return select(mask, x).sum(dim)
+
+
+def masked_mean(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
+    """Mean over ``dim`` of the entries where ``mask`` is true; 0 with zero gradient where there is none.
+
+    >>> masked_mean(torch.tensor([1.0, float("inf")]), torch.tensor([True, False]))
+    tensor(1.)
+    """
+    return safe_divide(masked_sum(x, mask, dim), mask.sum(dim).to(x.dtype))
+
+
+def as_mask(mask: Shaped[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """A boolean mask from a boolean or 0/1 tensor (trainers carry masks as integers or floats)."""
+    return mask if mask.dtype is torch.bool else mask != 0
+
+
+def require_shape(name: str, tensor: Shaped[Tensor, "..."], shape: tuple[int, ...], like: str) -> None:
+    """Raise ``ValueError`` naming both shapes unless ``tensor`` has ``shape``, the shape of ``like``."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {like} asks for {tuple(shape)}")
