@@ -1,0 +1,117 @@
+"""Group-relative advantages: a rollout is judged against the other rollouts of its group.
+
+Groups are found by id, never by position. Rows that are absent take part in nothing, whatever they hold.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from credit._safe import as_mask, require_shape, safe_divide, safe_sqrt, select, statistics_dtype
+
+Scale = Literal["std", "none"]
+
+
+def group_advantage(
+    rewards: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    present: Shaped[Tensor, " batch"] | None = None,
+    *,
+    eps: float = 1e-6,
+    correction: int = 1,
+    scale: Scale = "std",
+    min_size: int = 2,
+) -> Float[Tensor, " batch"]:
+    r"""Normalise rewards within their group, over the rows that are present.
+
+    .. math:: \hat A_i = \frac{r_i - \mu_{g(i)}}{\sigma_{g(i)} + \epsilon}
+
+    A row that is absent, or whose group has fewer than ``min_size`` present rows, gets exactly 0, never the raw reward.
+    A group whose present rewards are all equal gets exactly 0 for any value (a float residue over a tiny ``eps`` would
+    otherwise pass for an advantage).
+
+    Args:
+        rewards: one reward per rollout; absent rows may hold anything, NaN included.
+        group: any integers, in any order; rows with the same id form a group.
+        present: which rows take part (SLCA eq. 17); all by default.
+        eps: numerical floor added to the standard deviation.
+        correction: degrees of freedom taken off the count; 1 as in TRL and verl.
+        scale: ``"std"`` divides by the standard deviation, ``"none"`` only centres.
+        min_size: smallest number of present rows for which a group is judged.
+
+    Returns:
+        Advantages in the dtype of ``rewards``; differentiable in ``rewards``.
+
+    Raises:
+        ValueError: shapes differ, ``scale`` is unknown, or a present reward is not finite (the row is named; the
+            check is left out under ``torch.compile``).
+
+    Example:
+        >>> group_advantage(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([7, 7, 9]))
+        tensor([-0.7071,  0.7071,  0.0000])
+
+    Reference:
+        SLCA eqs. 2 and 18; RIVET's group advantage with its :math:`\epsilon_A` = 1e-6.
+    """
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}, but [batch] is wanted")
+    require_shape("group", group, tuple(rewards.shape), "rewards")
+    taking_part = torch.ones_like(rewards, dtype=torch.bool) if present is None else as_mask(present)
+    require_shape("present", taking_part, tuple(rewards.shape), "rewards")
+    if not torch.compiler.is_compiling():
+        _require_finite(rewards, taking_part)
+
+    values = select(taking_part, rewards).to(statistics_dtype(rewards))
+    index = dense_ids(group)
+    count = _group_sum(taking_part.to(values.dtype), index)
+    mean = safe_divide(_group_sum(values, index), count)
+    centred = select(taking_part, values - mean[index])
+    # Squares are taken of deviations between -1 and 1, so that no reward is too large or too small for them.
+    reach = _group_max(centred.detach().abs(), index)
+    unit = safe_divide(centred, reach[index])
+    freedom = (count - correction).clamp(min=0)
+    spread = reach * safe_sqrt(safe_divide(_group_sum(unit * unit, index), freedom))
+    judged = taking_part & (count >= min_size)[index] & ~_all_equal(values, taking_part, index)[index]
+    scaled = centred if scale == "none" else safe_divide(centred, (spread + eps)[index])
+    return select(judged, scaled).to(rewards.dtype)
+
+
+def dense_ids(ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Renumber ids as 0, 1, 2, … in sorted order, at a cost that depends on their number only.
+
+    Unlike ``torch.unique`` the result has a fixed shape at every step, which ``torch.compile`` needs.
+
+    >>> dense_ids(torch.tensor([200_000_000, -3, 200_000_000]))
+    tensor([1, 0, 1])
+    """
+    ordered, order = torch.sort(ids)
+    rank = torch.cat([ordered.new_zeros(ordered[:1].shape), (ordered[1:] != ordered[:-1]).long()]).cumsum(0)
+    return torch.empty_like(rank).scatter(0, order, rank)
+
+
+def _require_finite(rewards: Float[Tensor, " batch"], present: Bool[Tensor, " batch"]) -> None:
+    bad = present & ~torch.isfinite(rewards)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(f"rewards[{row}] is {float(rewards[row])} on a present row; mark it absent in `present`")
+
+
+def _group_sum(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    return values.new_zeros(values.shape).index_add(0, index, values)
+
+
+def _group_max(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    return values.new_zeros(values.shape).scatter_reduce(0, index, values, "amax", include_self=False)
+
+
+def _all_equal(
+    values: Float[Tensor, " batch"], present: Bool[Tensor, " batch"], index: Int[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
+    fixed = values.detach()
+    high = _group_max(torch.where(present, fixed, -torch.inf), index)
+    low = -_group_max(torch.where(present, -fixed, -torch.inf), index)
+    return high == low

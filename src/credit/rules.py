@@ -1,0 +1,262 @@
+"""Credit rules: the published methods as small objects over :func:`group_advantage` and :func:`assign_credit`.
+
+A rule is called ``rule(rewards, group, segments)``. ``rewards`` maps component names to one reward per rollout, NaN
+where the component gave none: that row is absent, its advantage is 0 and its group's statistics leave it out.
+``components`` names what a rule reads. Weights act after normalising; before it, the z-score would cancel them.
+
+============== ============================ ================================ =======================
+rule           components                   normalised over rows that have   weights (tool; summary)
+============== ============================ ================================ =======================
+GRPO           alpha * tool + summary, once a learnable token                [1]; [1]
+SLCA           tool, summary                a tool run; a summary            [tool, 0]; [0, summary]
+ToolPO         global, local                a learnable token; a tool run    [1, local]; [1, 0]
+RLTR           tool                         a tool run                       [1]; [0]
+SupportControl tool, summary                a tool run; a summary            [1, s->t]; [t->s, 1]
+============== ============================ ================================ =======================
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from credit._safe import as_mask, require_shape, select
+from credit.advantages import Scale, group_advantage
+from credit.assignment import assign_credit
+from credit.segments import Segment, has_segment
+
+
+class CreditRule(Protocol):
+    """What a trainer needs of a rule."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the reward components the rule reads."""
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        """Credit per token; ``omitted`` marks the rows on which the omission guard acted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """Normalisation shared by the rules; the fields are those of :func:`group_advantage`."""
+
+    eps: float = 1e-6
+    correction: int = 1
+    scale: Scale = "std"
+    min_size: int = 2
+
+    components: ClassVar[tuple[str, ...]] = ("tool", "summary")
+
+    def _normalise(
+        self, rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        return group_advantage(
+            rewards,
+            group,
+            present & ~rewards.isnan(),
+            eps=self.eps,
+            correction=self.correction,
+            scale=self.scale,
+            min_size=self.min_size,
+        )
+
+    def _read(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        segments: Int[Tensor, "batch tokens"],
+        needed: Sequence[str],
+    ) -> list[Float[Tensor, " batch"]]:
+        unknown = [name for name in rewards if name not in self.components]
+        missing = [name for name in needed if name not in rewards]
+        if unknown or missing:
+            raise ValueError(
+                f"rewards: {type(self).__name__} reads the components {list(self.components)}; "
+                f"unknown: {unknown}, missing: {missing}"
+            )
+        for name, values in rewards.items():
+            require_shape(f"rewards[{name!r}]", values, (segments.shape[0],), "segments")
+        return [rewards[name] for name in needed]
+
+    def _separate(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch 2"]:
+        """Tool and summary advantages, each normalised over the rows that have its segment (SLCA eq. 18)."""
+        tool, summary = self._read(rewards, segments, ("tool", "summary"))
+        return torch.stack(
+            [
+                self._normalise(tool, group, has_segment(segments, Segment.TOOL)),
+                self._normalise(summary, group, has_segment(segments, Segment.SUMMARY)),
+            ],
+            dim=-1,
+        )
+
+
+def _matrix(rows: Sequence[Sequence[float]], like: Float[Tensor, "..."]) -> Float[Tensor, "segments components"]:
+    return torch.tensor(rows, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class GRPO(_Rule):
+    """One advantage for the whole trajectory, from the unified reward ``alpha * tool + summary``.
+
+    Either component may be left out of ``rewards``; the other is then the whole reward. A row with a missing value in a
+    component that is there has no total and is absent (counting it as 0 would punish it for a judge that was down).
+
+    Example:
+        >>> rewards = {"tool": torch.tensor([0.0, 1.0]), "summary": torch.tensor([3.0, 0.0])}
+        >>> GRPO()(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
+        tensor([[ 0.7071,  0.0000,  0.7071],
+                [-0.7071,  0.0000, -0.7071]])
+
+    Reference:
+        The unified baseline of SLCA; ``alpha`` is its unified reward ratio (appendix D.8).
+    """
+
+    alpha: float = 1.0
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        parts = self._read(rewards, segments, [name for name in self.components if name in rewards] or self.components)
+        if len(parts) == 2:
+            total = self.alpha * parts[0] + parts[1]
+        else:
+            total = parts[0] * (self.alpha if "tool" in rewards else 1.0)
+        advantage = self._normalise(total, group, (segments >= 0).any(dim=1))
+        return assign_credit(advantage[:, None], segments, _matrix([[1.0], [1.0]], advantage))
+
+
+@dataclass(frozen=True)
+class SLCA(_Rule):
+    """Segment-locked credit: tool tokens learn from the tool reward only, summary tokens from the summary reward only.
+
+    ``summary_branch=False`` sets the summary advantage to 0 except on the rows the omission guard marked (SLCA appendix
+    D.2); ``summary=0.0`` is its full-zero variant.
+
+    Example:
+        >>> rewards = {"tool": torch.tensor([0.0, 1.0]), "summary": torch.tensor([3.0, 0.0])}
+        >>> SLCA()(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
+        tensor([[-0.7071,  0.0000,  0.7071],
+                [ 0.7071,  0.0000, -0.7071]])
+
+    Reference:
+        SLCA eqs. 2, 3 and 18.
+    """
+
+    tool: float = 1.0
+    summary: float = 1.0
+    summary_branch: bool = True
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        advantages = self._separate(rewards, group, segments)
+        if not self.summary_branch:
+            marked = torch.zeros_like(group, dtype=torch.bool) if omitted is None else as_mask(omitted)
+            require_shape("omitted", marked, tuple(group.shape), "group")
+            advantages = torch.stack([advantages[:, 0], select(marked, advantages[:, 1])], dim=-1)
+        return assign_credit(advantages, segments, _matrix([[self.tool, 0.0], [0.0, self.summary]], advantages))
+
+
+@dataclass(frozen=True)
+class ToolPO(_Rule):
+    """Global outcome advantage everywhere, plus ``local`` times the action advantage on tool tokens.
+
+    Reference:
+        The additive baseline of SLCA, section 4.1 and appendix C.4.
+    """
+
+    local: float = 1.0
+
+    components: ClassVar[tuple[str, ...]] = ("global", "local")
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        outcome, action = self._read(rewards, segments, ("global", "local"))
+        advantages = torch.stack(
+            [
+                self._normalise(outcome, group, (segments >= 0).any(dim=1)),
+                self._normalise(action, group, has_segment(segments, Segment.TOOL)),
+            ],
+            dim=-1,
+        )
+        return assign_credit(advantages, segments, _matrix([[1.0, self.local], [1.0, 0.0]], advantages))
+
+
+@dataclass(frozen=True)
+class RLTR(_Rule):
+    """Only the planner learns: the tool reward on tool tokens, nothing on the summary.
+
+    Reference:
+        The planner-summarizer baseline of SLCA, appendix C.4.
+    """
+
+    components: ClassVar[tuple[str, ...]] = ("tool",)
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        (tool,) = self._read(rewards, segments, ("tool",))
+        advantage = self._normalise(tool, group, has_segment(segments, Segment.TOOL))
+        return assign_credit(advantage[:, None], segments, _matrix([[1.0], [0.0]], advantage))
+
+
+@dataclass(frozen=True)
+class SupportControl(_Rule):
+    """The 2x2 control: separately normalised components, with either cross path opened or closed.
+
+    Both closed is SLCA with unit weights; sums are left unrescaled, as in the paper.
+
+    Reference:
+        SLCA appendix D.9.
+    """
+
+    summary_to_tool: bool = False
+    tool_to_summary: bool = False
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        advantages = self._separate(rewards, group, segments)
+        rows = [[1.0, float(self.summary_to_tool)], [float(self.tool_to_summary), 1.0]]
+        return assign_credit(advantages, segments, _matrix(rows, advantages))

@@ -1,0 +1,168 @@
+"""Statistics of a policy update, kept as sums and counts so that micro-batches and ranks add up."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from credit._safe import require_shape, safe_divide, safe_sqrt, select, statistics_dtype
+
+
+@dataclass(frozen=True)
+class ClipStatistics:
+    """Sums behind the clip fractions of a policy loss: scalars, or one entry per segment.
+
+    ``a + b`` joins two shards; :meth:`compute` divides once. Build with :func:`clip_statistics`.
+    """
+
+    tokens: Float[Tensor, "*segments"]
+    clipped_low: Float[Tensor, "*segments"]
+    clipped_high: Float[Tensor, "*segments"]
+    clipped_dual: Float[Tensor, "*segments"]
+    kl_sum: Float[Tensor, "*segments"]
+    ratio_max: Float[Tensor, "*segments"]
+
+    def __add__(self, other: "ClipStatistics") -> "ClipStatistics":
+        joined = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        joined["ratio_max"] = torch.maximum(self.ratio_max, other.ratio_max)
+        return ClipStatistics(**joined)
+
+    def compute(self) -> dict[str, Float[Tensor, "*segments"]]:
+        """Fractions and means; 0 where there is no token."""
+        sums = {"clip_low": self.clipped_low, "clip_high": self.clipped_high, "clip_dual": self.clipped_dual}
+        means = {name: safe_divide(total, self.tokens) for name, total in (*sums.items(), ("kl", self.kl_sum))}
+        return {**means, "ratio_max": self.ratio_max}
+
+
+@dataclass(frozen=True)
+class SegmentStatistics:
+    """Sums behind the advantage statistics of each segment; ``a + b`` joins two shards."""
+
+    tokens: Float[Tensor, " segments"]
+    total: Float[Tensor, " segments"]
+    squares: Float[Tensor, " segments"]
+    zeros: Float[Tensor, " segments"]
+
+    def __add__(self, other: "SegmentStatistics") -> "SegmentStatistics":
+        return SegmentStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def compute(self) -> dict[str, Float[Tensor, " segments"]]:
+        """Token share, and mean, population standard deviation and share of exact zeros of the advantage."""
+        mean = safe_divide(self.total, self.tokens)
+        variance = safe_divide(self.squares, self.tokens) - mean * mean
+        return {
+            "token_share": safe_divide(self.tokens, self.tokens.sum().expand_as(self.tokens)),
+            "mean": mean,
+            "std": safe_sqrt(variance),
+            "zero": safe_divide(self.zeros, self.tokens),
+        }
+
+
+def segment_statistics(
+    advantages: Float[Tensor, "batch tokens"], segments: Int[Tensor, "batch tokens"], num_segments: int = 2
+) -> SegmentStatistics:
+    """Advantage statistics of segments ``0 … num_segments - 1``; other tokens are left out.
+
+    Args:
+        advantages: credit per token; tokens of no segment may hold anything.
+        segments: segment of each token, negative for none.
+        num_segments: how many segments to report.
+
+    Returns:
+        Sums, in float64 where the device has it.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Example:
+        >>> stats = segment_statistics(torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([[0, 0, 1]]))
+        >>> stats.compute()["mean"]
+        tensor([2., 0.], dtype=torch.float64)
+
+    Reference:
+        Ours.
+    """
+    require_shape("segments", segments, tuple(advantages.shape), "advantages")
+    wanted = (segments >= 0) & (segments < num_segments)
+    values = select(wanted, advantages.detach()).to(statistics_dtype(advantages))
+    one = wanted.to(values.dtype)
+    sums = _sum_by_segment(torch.stack([one, values, values * values, one * (values == 0)]), segments, num_segments)
+    return SegmentStatistics(*sums.unbind(0))
+
+
+def clip_statistics(
+    logp: Float[Tensor, "batch tokens"],
+    old_logp: Float[Tensor, "batch tokens"],
+    advantages: Float[Tensor, "batch tokens"],
+    segments: Int[Tensor, "batch tokens"],
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    num_segments: int = 2,
+) -> ClipStatistics:
+    """Clip statistics of each segment; :func:`credit.losses.policy_loss` returns those of the whole batch.
+
+    A token counts as clipped where the clip stops its gradient: low where A < 0 and r < 1 - clip_low, high where A > 0
+    and r > 1 + clip_high, dual where A < 0 and r > dual_clip. ``kl`` is the k3 estimate of KL(old || new).
+
+    Args:
+        logp: log-probabilities under the current policy; tokens of no segment may hold anything.
+        old_logp: log-probabilities under the policy that sampled.
+        advantages: credit per token.
+        segments: segment of each token, negative for none.
+        clip_low: as in the loss, like ``clip_high`` and ``dual_clip``.
+        clip_high: upper clip width.
+        dual_clip: bound on the ratio where A < 0, or None.
+        num_segments: how many segments to report.
+
+    Returns:
+        One entry per segment.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Example:
+        >>> logp, advantages = torch.tensor([[0.0, 0.5]]), torch.tensor([[1.0, 1.0]])
+        >>> stats = clip_statistics(logp, torch.zeros(1, 2), advantages, torch.tensor([[0, 1]]))
+        >>> stats.compute()["clip_high"]
+        tensor([0., 1.], dtype=torch.float64)
+
+    Reference:
+        Ours.
+    """
+    for name, value in (("old_logp", old_logp), ("advantages", advantages), ("segments", segments)):
+        require_shape(name, value, tuple(logp.shape), "logp")
+    wanted = (segments >= 0) & (segments < num_segments)
+    dtype = statistics_dtype(logp)
+    change = select(wanted, (logp.detach() - old_logp.detach()).to(dtype)).clamp(-20.0, 20.0)
+    ratio, credit = change.exp(), select(wanted, advantages.detach().to(dtype))
+    low, high, dual = clipped(ratio, credit, clip_low, clip_high, dual_clip)
+    parts = [wanted, low, high, dual, torch.expm1(change) - change]
+    sums = _sum_by_segment(torch.stack([part.to(dtype) for part in parts]), segments, num_segments)
+    slot = torch.where(wanted, segments.long(), num_segments).flatten()
+    ratio_max = ratio.new_zeros(num_segments + 1).scatter_reduce(0, slot, ratio.flatten(), "amax")[:num_segments]
+    return ClipStatistics(*sums.unbind(0), ratio_max=ratio_max)
+
+
+def clipped(
+    ratio: Float[Tensor, "..."],
+    advantages: Float[Tensor, "..."],
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> tuple[Shaped[Tensor, "..."], Shaped[Tensor, "..."], Shaped[Tensor, "..."]]:
+    """Where the clips stop the gradient: (low, high, dual)."""
+    falls, rises = advantages < 0, advantages > 0
+    dual = falls & (ratio > (torch.inf if dual_clip is None else dual_clip))
+    return falls & (ratio < 1 - clip_low), rises & (ratio > 1 + clip_high), dual
+
+
+def _sum_by_segment(
+    values: Float[Tensor, "kinds batch tokens"], segments: Int[Tensor, "batch tokens"], num_segments: int
+) -> Float[Tensor, "kinds segments"]:
+    wanted = (segments >= 0) & (segments < num_segments)
+    slot = torch.where(wanted, segments.long(), num_segments).flatten()
+    sums = values.new_zeros(values.shape[0], num_segments + 1).index_add(1, slot, values.flatten(1))
+    return sums[:, :num_segments]
