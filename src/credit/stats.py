@@ -143,7 +143,8 @@ def clip_statistics(
     sums = _sum_by_segment(torch.stack([part.to(dtype) for part in parts]), segments, num_segments)
     slot = torch.where(wanted, segments.long(), num_segments).flatten()
     ratio_max = ratio.new_zeros(num_segments + 1).scatter_reduce(0, slot, ratio.flatten(), "amax")[:num_segments]
-    return ClipStatistics(*sums.unbind(0), ratio_max=ratio_max)
+    tokens, clipped_low, clipped_high, clipped_dual, kl_sum = sums.unbind(0)
+    return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max)
 
 
 def clipped(

@@ -59,7 +59,7 @@ def format_weighted_ce(
     dtype = compute_dtype(logp)
     per_target = select(target, _share(target, denominator, dtype))
     per_token = per_target + weight * select(protocol, _share(protocol, format_denominator, dtype))
-    loss: Tensor = _WeightedCE.apply(logp, target, per_token)
+    loss: Tensor = _WeightedCE.apply(logp, target, per_token)  # type: ignore[no-untyped-call]
     return loss
 
 
