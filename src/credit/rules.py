@@ -17,7 +17,7 @@ SupportControl tool, summary                a tool run; a summary            [1,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -29,6 +29,7 @@ from credit.assignment import assign_credit
 from credit.segments import Segment, has_segment
 
 
+@runtime_checkable
 class CreditRule(Protocol):
     """What a trainer needs of a rule."""
 
