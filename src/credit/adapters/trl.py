@@ -17,8 +17,9 @@ from credit import (
     tool_summary_segments,
 )
 from credit._safe import masked_mean, select
-from credit.adapters.trl_components import refuse_options, require_fit, reward_plan
-from credit.adapters.trl_metrics import over_ranks, segment_metrics
+from credit.adapters.trl_batch import learnable_mask, rows_that_must_call, rows_with_call
+from credit.adapters.trl_components import environment_reward, refuse_options, require_fit, reward_plan
+from credit.adapters.trl_metrics import clip_limits, over_ranks, segment_metrics
 from credit.stats import ClipStatistics, SegmentStatistics
 
 
@@ -31,12 +32,12 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
     A rollout without a learnable token (aborted, or truncated under ``mask_truncated_completions``) is absent
     from its group's statistics. So is, in one component, a rollout for which every reward function of that
     component returned ``None``; :class:`credit.adapters.trl_components.RewardPlan` says what happens where
-    only some did. Reward functions that want the environment's own reward read it from ``environments``.
+    only some did. An environment's own ``get_reward`` goes into a component as ``environment_reward``.
 
     Args:
         model: model, or its name, as for ``GRPOTrainer``.
         components: reward functions of each component the rule reads, in place of ``reward_funcs``.
-        rule: a rule of :mod:`credit.rules`, ``SLCA()`` by default. It does the normalising.
+        rule: a rule of :mod:`credit.rules`; ``SLCA()`` by default. It does the normalising.
         component_weights: weight of each function in its component, in place of ``reward_weights``; default 1.
         tool_required: a dataset column, or a function of a row, that says whether the rollout had to call a
             tool. Turns the omission guard on, before normalising.
@@ -86,27 +87,34 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         self.rollout_rows: list[dict[str, Any]] = []
         self._mask: Bool[Tensor, "batch tokens"] | None = None
         super().__init__(model=model, reward_funcs=list(self.plan.functions), args=args, **kwargs)
-        own = self.reward_func_names[len(self.plan.functions) :]
-        if own:
-            raise ValueError(
-                f"get_reward of the environment {own} feeds no component; rename it and call it in a reward "
-                "function, which is given the `environments`"
-            )
+        self._drop_own_column()
         self.reward_weights = self.plan.weights.sum(dim=1)  # only for what TRL logs as "reward"
+
+    def _drop_own_column(self) -> None:
+        """TRL adds a reward column for an environment with `get_reward`; here it belongs in a component."""
+        count = len(self.plan.functions)
+        if self.reward_func_names[count:] and environment_reward not in self.plan.functions:
+            raise ValueError(
+                f"get_reward of the environment {self.reward_func_names[count:]} feeds no component; put "
+                "credit.adapters.trl.environment_reward into one"
+            )
+        for column in (self.reward_funcs, self.reward_func_names, self.reward_processing_classes):
+            del column[count:]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.rollout_rows = inputs  # TRL hands a rollout function the prompts only
-        required = self._required(inputs)
+        required = rows_that_must_call(inputs, self.tool_required)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         mask = learnable_mask(output)
         for key in ("old_per_token_logps", "ref_per_token_logps"):
             if key in output:
                 output[key] = select(mask, output[key])
         segments = tool_summary_segments(mask, final=self.final, completion_mask=output["completion_mask"])
-        called = self._called(output["completion_ids"], mask)
+        called = rows_with_call(output["completion_ids"], mask, self._scored[1], self._tokenizer)
+        flags = torch.tensor([required, called], device=mask.device).T.contiguous()
         # Groups may lie across ranks, so the rule sees all of them and each rank keeps its slice.
         padded = self.accelerator.pad_across_processes(segments, dim=1, pad_index=-1)
-        everyone, guard = self.accelerator.gather((padded, torch.stack([required, called], dim=1)))
+        everyone, guard = self.accelerator.gather((padded, flags))
         routed = self._route(everyone, required=guard[:, 0], called=guard[:, 1])
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = routed[first : first + len(inputs), : mask.shape[1]].contiguous()
@@ -140,35 +148,11 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         named["tool"], named["summary"] = guarded
         return self.rule(named, group, segments, omitted=required & ~called)
 
-    def _required(self, rows: list[dict[str, Any]]) -> Bool[Tensor, " batch"]:
-        asked = self.tool_required
-        if isinstance(asked, str) and any(asked not in row for row in rows):
-            raise ValueError(f"tool_required: no column {asked!r} in the row; it has {sorted(rows[0])}")
-        if asked is None:
-            answers = [False for _ in rows]
-        else:
-            answers = [bool(asked(row) if callable(asked) else row[asked]) for row in rows]
-        return torch.tensor(answers, device=self.accelerator.device)
-
-    def _called(
-        self, ids: Int[Tensor, "batch tokens"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Bool[Tensor, " batch"]:
-        """Rows whose model tokens hold an opening tag, or whose messages hold a parsed call."""
-        # Environment text may quote the tag; padding in its place also keeps two runs from joining into one.
-        own = ids.masked_fill(~mask, self._tokenizer.pad_token_id)
-        texts = self._tokenizer.batch_decode(own, skip_special_tokens=False)
-        called = [
-            "<tool_call>" in text
-            or (isinstance(turns, list) and any(turn.get("tool_calls") for turn in turns))
-            for text, turns in zip(texts, self._scored[1], strict=True)
-        ]
-        return torch.tensor(called, device=ids.device)
-
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._mask is not None:
             # TRL multiplies by its mask, and 0 * inf is NaN; selecting keeps masked tokens out both ways.
-            logps = select(self._mask, logps)
+            logps, entropies = select(self._mask, logps), select(self._mask, entropies)
             self._logps = logps.detach()
         return logps, entropies, aux_loss
 
@@ -183,9 +167,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
             inputs.get("old_per_token_logps", self._logps),
             inputs["advantages"],
             inputs["segments"],
-            clip_low=self.epsilon_low,
-            clip_high=self.epsilon_high,
-            dual_clip=self.args.delta,
+            **clip_limits(self),
         )
         self._log_segments(over_ranks(statistics, self.accelerator))
         return loss
@@ -203,9 +185,3 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         mode = "train" if self.model.training else "eval"
         for name, value in segment_metrics(statistics).items():
             self._metrics[mode][name].append(value)
-
-
-def learnable_mask(batch: Mapping[str, Any]) -> Bool[Tensor, "batch tokens"]:
-    """Model tokens of a TRL batch: ``completion_mask * tool_mask`` (TRL pads the latter with 1)."""
-    mask: Tensor = batch["completion_mask"].bool()
-    return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask

@@ -57,9 +57,7 @@ class RewardPlan:
         return dict(zip(self.components, totals.unbind(dim=1)))
 
 
-def reward_plan(
-    components: Mapping[str, Any], weights: Mapping[str, Sequence[float]] | None = None
-) -> RewardPlan:
+def reward_plan(components: Mapping[str, Any], weights: Mapping[str, Sequence[float]] | None = None) -> RewardPlan:
     """List each reward function once, with its weight in each component.
 
     Args:
@@ -98,9 +96,7 @@ def reward_plan(
 def _column_weights(name: str, weights: Mapping[str, Sequence[float]] | None, count: int) -> list[float]:
     column = [float(weight) for weight in (weights or {}).get(name, [1.0] * count)]
     if len(column) != count:
-        raise ValueError(
-            f"component_weights[{name!r}] has {len(column)} weights for {count} reward functions"
-        )
+        raise ValueError(f"component_weights[{name!r}] has {len(column)} weights for {count} reward functions")
     if not all(math.isfinite(weight) for weight in column) or not any(column):
         raise ValueError(f"component_weights[{name!r}] must be finite and not all 0, got {column}")
     return column
@@ -124,6 +120,11 @@ def _group_means(
     counts = groups.scatter_add(0, place, scored.to(rewards.dtype))
     means = lowest + groups.scatter_add(0, place, excess) / counts.clamp(min=1)
     return torch.where(counts > 0, means, 0.0).gather(0, place)
+
+
+def environment_reward(environments: Sequence[Any], **_: Any) -> list[float | None]:
+    """Reward function that asks each rollout's environment; ``None`` from one without ``get_reward``."""
+    return [env.get_reward() if hasattr(env, "get_reward") else None for env in environments]
 
 
 def require_fit(rule: CreditRule, plan: RewardPlan, *, guarded: bool) -> None:

@@ -34,6 +34,17 @@ def segment_metrics(statistics: SegmentStatistics | ClipStatistics) -> dict[str,
     }
 
 
+def clip_limits(trainer: Any) -> dict[str, Any]:
+    """The clip of the trainer's loss, as :func:`credit.stats.clip_statistics` takes it.
+
+    Losses without PPO's clip bound the ratio in ways of their own, which TRL logs; here nothing is clipped.
+    """
+    if trainer.loss_type not in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo"):
+        return {"clip_low": math.inf, "clip_high": math.inf, "dual_clip": None}
+    limits = {"clip_low": trainer.epsilon_low, "clip_high": trainer.epsilon_high}
+    return {**limits, "dual_clip": trainer.args.delta}
+
+
 def over_ranks(statistics: ClipStatistics, accelerator: Any) -> ClipStatistics:
     """Join the statistics of all ranks."""
     local = torch.stack([getattr(statistics, field.name) for field in fields(statistics)])

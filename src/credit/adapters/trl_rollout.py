@@ -74,9 +74,7 @@ class ToolRollout:
         _prepare_template(trainer)
         rollouts = [
             _Rollout(_prompt_ids(prompt, tools, trainer), tools)
-            for prompt, tools in (
-                (p, row_tools(row, self.column)) for p, row in zip(prompts, rows, strict=True)
-            )
+            for prompt, tools in ((p, row_tools(row, self.column)) for p, row in zip(prompts, rows, strict=True))
         ]
         limit = _context_limit(trainer)
         turn = 0
@@ -147,9 +145,7 @@ def row_tools(row: Mapping[str, Any], column: str = "tools") -> list[Schema]:
     else:
         tools = _without_nulls(tools or [])
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError(
-            f"column {column!r} must hold a list of tool schemas or its JSON, got {tools!r:.200}"
-        )
+        raise ValueError(f"column {column!r} must hold a list of tool schemas or its JSON, got {tools!r:.200}")
     return tools
 
 
@@ -164,11 +160,11 @@ def _without_nulls(value: Any) -> Any:
 def _prepare_template(trainer: Any) -> None:
     """Make sure that tool messages can be put behind a turn without changing what stands before them."""
     if trainer.tools:
-        raise ValueError(
-            "rows bring their own tools: `tools` and `environment_factory` go without ToolRollout"
-        )
+        raise ValueError("rows bring their own tools: `tools` and `environment_factory` go without ToolRollout")
     if trainer.chat_template is None and not is_chat_template_prefix_preserving(trainer.processing_class):
         trainer.chat_template = get_training_chat_template(trainer.processing_class)
+    if _suffix_ids(["x"], trainer, name="a") != _suffix_ids(["x"], trainer, name="b"):
+        raise ValueError("the chat template writes the tool's name into its result, which ToolRollout has not")
 
 
 def _prompt_ids(prompt: Any, tools: list[Schema], trainer: Any) -> list[int]:
@@ -203,8 +199,7 @@ def _generate_turn(rollouts: list[_Rollout], trainer: Any, *, first: bool) -> No
 
 
 def _append_results(rollout: _Rollout, results: list[str], trainer: Any, limit: int) -> None:
-    messages = [{"role": "tool", "name": "tool", "content": result} for result in results]
-    suffix = trainer._get_tool_suffix_ids(messages)
+    suffix = _suffix_ids(results, trainer)
     total = len(rollout.completion_ids) + len(suffix)
     # One token at least must be left for the next turn.
     if total >= trainer.max_completion_length or len(rollout.prompt_ids) + total >= limit:
@@ -212,6 +207,11 @@ def _append_results(rollout: _Rollout, results: list[str], trainer: Any, limit: 
         return
     rollout.append(suffix, [0.0] * len(suffix), own=False)
     rollout.messages += [{"role": "tool", "content": result} for result in results]
+
+
+def _suffix_ids(results: list[str], trainer: Any, *, name: str = "tool") -> list[int]:
+    messages = [{"role": "tool", "name": name, "content": result} for result in results]
+    return list(trainer._get_tool_suffix_ids(messages))
 
 
 def _context_limit(trainer: Any) -> int:
