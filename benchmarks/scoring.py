@@ -1,8 +1,8 @@
 """Reward functions of the main job, shared by the embedded office and by real rows.
 
 Both rewards are picklable callables with TRL's signature. Columns they read: `gold` (JSON, steps of calls),
-`tools` (JSON, OpenAI schemas), `facts` (JSON, list of strings; optional). Where a rollout function forwards
-`messages` (one chat list a rollout), these are scored instead of `completions`.
+`tools` (JSON, OpenAI schemas), `facts` (JSON, list of strings; optional). Where `ToolRollout` forwards
+`rollout_messages` (one chat list a rollout), these are scored instead of `completions`.
 """
 
 import json
@@ -10,7 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -132,21 +132,21 @@ class ProcessReward:
         completions: Sequence[Any],
         gold: Sequence[str],
         tools: Sequence[str],
-        messages: Sequence[Any] | None = None,
+        rollout_messages: Sequence[Any] | None = None,
         **_: Any,
     ) -> list[float]:
         from rewards import process_score
 
         rows = zip(
-            messages or completions, _decoded(gold, len(gold)), _decoded(tools, len(tools)), strict=True
+            rollout_messages or completions, _decoded(gold, len(gold)), _decoded(tools, len(tools)), strict=True
         )
         return [process_score(assistant_turns(row), steps, schemas).total for row, steps, schemas in rows]
 
 
 class SummaryReward:
-    """`R_sum`: the rule judge's score plus `sigma` times a standard normal, drawn once a rollout.
+    """`R_sum`: the rule judge's score plus `sigma` times a standard normal, drawn once per rollout.
 
-    The generator belongs to the callable, so two arms with the same seed meet the same noise in the same order.
+    The generator belongs to the callable: two arms with one seed meet the same noise in the same order.
     """
 
     __name__ = "summary"
@@ -161,9 +161,44 @@ class SummaryReward:
         self,
         completions: Sequence[Any],
         facts: Sequence[Any] | None = None,
-        messages: Sequence[Any] | None = None,
+        rollout_messages: Sequence[Any] | None = None,
         **_: Any,
     ) -> list[float]:
-        rows = list(messages or completions)
+        rows = list(rollout_messages or completions)
         scores = [summary_score(*pair) for pair in zip(rows, _decoded(facts, len(rows)), strict=True)]
         return [score + self.sigma * self.generator.gauss(0.0, 1.0) for score in scores]
+
+
+class ScoreLog:
+    """Counts for nothing and watches everything: keeps the clean scores of the last batch and of each one's mean."""
+
+    __name__ = "score_log"
+
+    def __init__(self) -> None:
+        self.scores: list[RolloutScore] = []
+        self.messages: list[Any] = []
+        self.history: list[dict[str, float]] = []
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        gold: Sequence[str],
+        tools: Sequence[str],
+        facts: Sequence[Any] | None = None,
+        rollout_messages: Sequence[Any] | None = None,
+        **_: Any,
+    ) -> list[float]:
+        self.messages = list(rollout_messages or completions)
+        size = len(self.messages)
+        columns = (_decoded(column, size) for column in (gold, tools, facts))
+        self.scores = [score_rollout(*row) for row in zip(self.messages, *columns, strict=True)]
+        self.history.append(mean_scores(self.scores))
+        return [0.0] * size
+
+
+def mean_scores(scores: Sequence[RolloutScore]) -> dict[str, float]:
+    """Mean of every field over the rollouts."""
+    return {
+        field.name: sum(getattr(score, field.name) for score in scores) / max(len(scores), 1)
+        for field in fields(RolloutScore)
+    }
