@@ -1,0 +1,159 @@
+"""API names that a turn uses: read from Python code, or from JSON tool calls."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_STRING_OR_COMMENT = re.compile(
+    r"(?:'''.*?(?:'''|\Z)|\"\"\".*?(?:\"\"\"|\Z)|'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?|#[^\n]*)", re.DOTALL
+)
+_CALL = re.compile(r"(?<![\w.])apis\s*\.\s*(\w+)\s*\.\s*(\w+)\s*\(")
+_THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_TAG = "<tool_call>"
+_NAME_KEYS = ("name", "tool_name", "tool")
+
+
+def code_api_names(turn: object) -> list[str]:
+    """``app.method`` of every ``apis.app.method`` that a piece of Python uses, in order, repetitions included.
+
+    Code is parsed, so comments and strings do not count; ``spotify = apis.spotify`` and the like are followed, and
+    a method that is handed on, as to a pager, counts as used. Code that does not parse, as an agent's often does
+    not, is searched for calls outside strings and comments instead. Of a text with fenced blocks only these count.
+
+    Args:
+        turn: the text of the turn's tool-use field; None for a turn without one.
+
+    Raises:
+        TypeError: for anything but text.
+
+    >>> code_api_names("phone = apis.phone\\nphone.show_contacts()  # not apis.phone.delete_contact()")
+    ['phone.show_contacts']
+    """
+    if turn is None:
+        return []
+    if not isinstance(turn, str):
+        raise TypeError(f"code of a turn must be text, got {type(turn).__name__}")
+    blocks = _FENCE.findall(turn)
+    return [name for block in (blocks or [turn]) for name in _names_of_block(block)]
+
+
+def _names_of_block(code: str) -> list[str]:
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        blank = _STRING_OR_COMMENT.sub(lambda match: '""' if match.group()[0] != "#" else "", code)
+        return [f"{app}.{method}" for app, method in _CALL.findall(blank)]
+    reader = _ApiReader()
+    reader.visit(tree)
+    return reader.names
+
+
+class _ApiReader(ast.NodeVisitor):
+    """Collects uses of ``apis.app.method`` in source order and follows plain assignments of their prefixes."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._paths: dict[str, tuple[str, ...]] = {"apis": ("apis",)}
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        path = self._path(node.value)
+        targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        if path is not None and targets:
+            self._paths.update(dict.fromkeys(targets, path))
+            return
+        self.generic_visit(node)
+        for target in targets:
+            self._paths.pop(target, None)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not self._use(node):
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self._use(node)
+
+    def _use(self, node: ast.expr) -> bool:
+        path = self._path(node)
+        if path is None or len(path) != 3:
+            return False
+        self.names.append(".".join(path[1:]))
+        return True
+
+    def _path(self, node: ast.expr) -> tuple[str, ...] | None:
+        """``("apis", app, method)`` or a prefix of it, if the expression is that."""
+        if isinstance(node, ast.Name):
+            return self._paths.get(node.id)
+        if isinstance(node, ast.Attribute):
+            parent = self._path(node.value)
+            return (*parent, node.attr) if parent is not None else None
+        return None
+
+
+def tool_call_names(turn: object) -> list[str]:
+    """Tool names of a turn's JSON calls, in order, repetitions included.
+
+    Args:
+        turn: calls as mappings (``{"name": ...}`` or OpenAI's ``{"function": {"name": ...}}``), alone or in
+            sequences, or text: ``<tool_call>`` tags, each with one object, several, or a list, or bare JSON
+            without tags. Text inside ``<think>`` is reasoning and holds no calls. What is no JSON holds none.
+
+    Raises:
+        TypeError: for anything but text, mappings, sequences of these, and None.
+
+    >>> tool_call_names('<think><tool_call>{"name": "no"}</tool_call></think><tool_call>{"name": "yes"}</tool_call>')
+    ['yes']
+    """
+    if turn is None:
+        return []
+    if isinstance(turn, str):
+        return _names_of_text(_THINK.sub("", turn))
+    if isinstance(turn, Mapping):
+        return _names_of_value(turn)
+    if isinstance(turn, (list, tuple)):
+        return [name for call in turn for name in tool_call_names(call)]
+    raise TypeError(f"calls of a turn must be text, mappings or a sequence of them, got {type(turn).__name__}")
+
+
+def _names_of_text(text: str) -> list[str]:
+    """Names in the JSON behind each tag, or in the whole text when there is no tag."""
+    names: list[str] = []
+    at = text.find(_TAG)
+    if at < 0:
+        return _names_of_json(text, 0)[0]
+    while at >= 0:
+        found, stop = _names_of_json(text, at + len(_TAG))
+        names += found
+        # Decoding says where the call ends: a tag quoted inside an argument is not the next call.
+        at = text.find(_TAG, stop)
+    return names
+
+
+def _names_of_json(text: str, start: int) -> tuple[list[str], int]:
+    """Names of the JSON values from ``start`` on, and where the last of them ends."""
+    decoder, names, stop = json.JSONDecoder(), list[str](), start
+    while True:
+        while stop < len(text) and (text[stop].isspace() or text[stop] == ","):
+            stop += 1
+        try:
+            value, stop = decoder.raw_decode(text, stop)
+        except (ValueError, RecursionError):
+            return names, stop
+        names += _names_of_value(value)
+
+
+def _names_of_value(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [name for item in value for name in _names_of_value(item)]
+    if not isinstance(value, Mapping):
+        return []
+    function = value.get("function")
+    if isinstance(function, Mapping):
+        return _names_of_value(function)
+    if isinstance(value.get("tool_calls"), list):
+        return _names_of_value(value["tool_calls"])
+    named = [value[key] for key in _NAME_KEYS if isinstance(value.get(key), str)]
+    return named[:1]

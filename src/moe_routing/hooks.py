@@ -1,0 +1,150 @@
+"""Putting the injection into a backward pass: as a tensor hook, or as an operation in the forward.
+
+Hugging Face blocks discard a replaced return value, so there a hook on the recorded tensor is the way in; code that
+owns its forward can use :func:`steer_router` instead. Both leave every forward value as it was.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from moe_routing.injection import (
+    add_injection,
+    check_router_gradient,
+    injection_survival,
+    router_injection,
+)
+from moe_routing.objectives import Target
+from moe_routing.router import Activation
+from moe_routing.sums import SumCount
+
+Report = Callable[[SumCount], None]
+
+
+@dataclass(frozen=True)
+class RouterInjection:
+    """Everything one router needs to steer one backward pass; the fields are those of ``router_gradient``.
+
+    Attributes:
+        scale: factor between the gradient at hand and that of the plain loss: a GradScaler's scale, times the
+            number of ranks where gradients are averaged rather than added.
+
+    >>> steer = RouterInjection(torch.tensor([0]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0]]), 0, lambda_turn=1.0)
+    >>> z = torch.zeros(1, 2, requires_grad=True)
+    >>> logits = z * 1
+    >>> handle = register_injection(logits, steer)
+    >>> logits.sum().backward()
+    >>> z.grad
+    tensor([[0.7500, 1.2500]])
+    """
+
+    field: Int[Tensor, " tokens"]
+    control: Float[Tensor, "fields experts"]
+    selected: Int[Tensor, "tokens k"]
+    num_pairs: int | Int[Tensor, ""]
+    lambda_turn: float = 2e-6
+    lambda_token: float = 2e-7
+    gap_threshold: float = 0.5
+    gate: float = 1.0
+    activation: Activation = "softmax"
+    target: Target = "previous_topk"
+    rho: bool = True
+    scale: float | Float[Tensor, ""] = 1.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the backward pass is the baseline's, bit for bit."""
+        return self.gate == 0 or (self.lambda_turn == 0 and self.lambda_token == 0)
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "*batch experts"],
+        grad_in: Float[Tensor, "*batch experts"],
+        report: Report | None = None,
+    ) -> Float[Tensor, "*batch experts"]:
+        """The gradient to pass on in place of ``grad_in``; leading axes are flattened to tokens and restored.
+
+        ``report`` is called with the two sums of ``injection_survival``.
+
+        Raises:
+            ValueError: as ``router_gradient``.
+        """
+        z, g = logits.detach().reshape(-1, logits.shape[-1]), grad_in.reshape(-1, grad_in.shape[-1])
+        check_router_gradient(z, g, self.field, self.control, self.selected, self.activation, self.target)
+        if self.closed:
+            return grad_in
+        injection = router_injection(
+            z,
+            g,
+            field=self.field,
+            control=self.control,
+            selected=self.selected,
+            num_pairs=self.num_pairs,
+            lambda_turn=self.lambda_turn,
+            lambda_token=self.lambda_token,
+            gap_threshold=self.gap_threshold,
+            gate=self.gate * self.scale,
+            activation=self.activation,
+            target=self.target,
+            rho=self.rho,
+        )
+        grad_out = add_injection(g, injection)
+        if report is not None:
+            report(injection_survival(g, grad_out, injection))
+        return grad_out.reshape(grad_in.shape)
+
+
+def register_injection(
+    logits: Float[Tensor, "*batch experts"], injection: RouterInjection, report: Report | None = None
+) -> RemovableHandle | None:
+    """Steer the gradient that arrives at ``logits`` with a tensor hook.
+
+    Returns:
+        The handle that removes the hook, or None where no gradient will ever arrive: evaluation, and the first
+        pass of reentrant checkpointing, whose recompute calls this again.
+
+    Reference: paper appendix C.5; the hook is ours.
+    """
+    if not logits.requires_grad:
+        return None
+    # A detached alias: the hook lives in the graph node, and the tensor itself would close a reference cycle.
+    values = logits.detach()
+    handle: RemovableHandle = logits.register_hook(lambda grad: injection(values, grad, report))  # type: ignore[no-untyped-call]
+    return handle
+
+
+def steer_router(
+    logits: Float[Tensor, "*batch experts"], injection: RouterInjection, report: Report | None = None
+) -> Float[Tensor, "*batch experts"]:
+    """``logits`` unchanged, whose backward pass injects the control: the paper's custom autograd operation.
+
+    The result must replace ``logits`` in everything that follows, or the injection never sees its gradient.
+
+    Reference: paper appendix C.5.
+
+    >>> steer = RouterInjection(torch.tensor([0]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0]]), 0, lambda_turn=1.0)
+    >>> z = torch.zeros(1, 2, requires_grad=True)
+    >>> steer_router(z, steer).sum().backward()
+    >>> z.grad
+    tensor([[0.7500, 1.2500]])
+    """
+    steered: Tensor = _Steer.apply(logits, injection, report)  # type: ignore[no-untyped-call]
+    return steered
+
+
+class _Steer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, injection: RouterInjection, report: Report | None) -> Tensor:
+        ctx.save_for_backward(logits)
+        ctx.injection, ctx.report = injection, report
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad_in: Tensor) -> tuple[Tensor, None, None]:
+        (logits,) = ctx.saved_tensors
+        return ctx.injection(logits, grad_in, ctx.report), None, None

@@ -1,0 +1,90 @@
+"""Router probabilities and the way a derivative travels back from them to the logits."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from credit._safe import compute_dtype
+
+Activation = Literal["softmax", "sigmoid"]
+
+
+def check_activation(activation: str) -> None:
+    """Raise ``ValueError`` for an activation that this package does not know."""
+    if activation not in ("softmax", "sigmoid"):
+        raise ValueError(f"activation must be 'softmax' or 'sigmoid', got {activation!r}")
+
+
+def router_log_probs(
+    logits: Float[Tensor, "*layers tokens experts"], activation: Activation = "softmax"
+) -> Float[Tensor, "*layers tokens experts"]:
+    """Logarithm of :func:`router_probs`, computed without leaving log space.
+
+    >>> router_log_probs(torch.tensor([[-200.0, -200.0]]), "sigmoid").exp()
+    tensor([[0.5000, 0.5000]])
+    """
+    check_activation(activation)
+    wide = logits.to(compute_dtype(logits))
+    return F.log_softmax(wide if activation == "softmax" else F.logsigmoid(wide), dim=-1)
+
+
+def router_probs(
+    logits: Float[Tensor, "*layers tokens experts"], activation: Activation = "softmax"
+) -> Float[Tensor, "*layers tokens experts"]:
+    """Distribution of the router over all experts.
+
+    ``p = softmax(z)``, or ``p = sigmoid(z) / sum sigmoid(z)`` for the DeepSeek-V3 and GLM-4 kind.
+
+    Args:
+        logits: raw router logits, any floating dtype. A router that softens only its top-k is described by the
+            softmax over all experts too.
+        activation: the router's own score function.
+
+    Returns:
+        Probabilities in float32 (float64 for float64 logits).
+
+    Raises:
+        ValueError: for an unknown activation.
+
+    Reference: paper section 2.2 (softmax); the sigmoid form is ours.
+
+    >>> router_probs(torch.zeros(1, 4))
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    return router_log_probs(logits, activation).exp()
+
+
+def usable_rows(logits: Float[Tensor, "*layers tokens experts"]) -> Bool[Tensor, "*layers tokens"]:
+    """True where a row of logits defines a distribution: no NaN, no +inf, and at least one finite entry.
+
+    A single -inf is legal: that expert is pruned and has probability 0.
+    """
+    top = logits.amax(-1) if logits.shape[-1] else logits.new_full(logits.shape[:-1], float("nan"))
+    return torch.isfinite(top)
+
+
+def pull_back(
+    probs: Float[Tensor, "tokens experts"],
+    logits: Float[Tensor, "tokens experts"],
+    direction: Float[Tensor, "tokens experts"],
+    activation: Activation = "softmax",
+) -> Float[Tensor, "tokens experts"]:
+    """Derivative at the logits of a function whose derivative at the probabilities is ``direction``.
+
+    ``p * (v - <p, v>)`` for softmax, times ``1 - sigmoid(z)`` for sigmoid routers.
+
+    >>> pull_back(torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+    tensor([[ 0.2500, -0.2500]])
+    """
+    inner = (probs * direction).sum(-1, keepdim=True)
+    return logit_slope(probs * (direction - inner), logits, activation)
+
+
+def logit_slope(
+    gradient: Float[Tensor, "tokens experts"], logits: Float[Tensor, "tokens experts"], activation: Activation
+) -> Float[Tensor, "tokens experts"]:
+    """Last factor of the chain rule: 1 for softmax, ``1 - sigmoid(z) = sigmoid(-z)`` for sigmoid routers."""
+    return gradient if activation == "softmax" else gradient * torch.sigmoid(-logits)
