@@ -1,0 +1,206 @@
+"""HierR's process score: how well a rollout's tool calls match the gold ones, in five parts."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls
+from rewards.gold import GoldCall, as_gold
+from rewards.matching import Pair, best_pairs, compare_arguments
+from rewards.schema import ToolSet, as_toolset
+
+Tools = Iterable[Mapping[str, Any]] | ToolSet
+# The threshold is a round number and the score a sum of floats.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class ProcessWeights:
+    """Weights of the five parts; not negative, and they sum to 1 (SLCA eq. 22).
+
+    Example:
+        >>> ProcessWeights(format=0.5)
+        Traceback (most recent call last):
+        ValueError: ProcessWeights: the weights must sum to 1, got 1.4
+    """
+
+    format: float = 0.10
+    name: float = 0.25
+    key: float = 0.15
+    value: float = 0.20
+    parallel: float = 0.30
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            if not getattr(self, part.name) >= 0:
+                raise ValueError(f"ProcessWeights.{part.name}: expected >= 0, got {getattr(self, part.name)}")
+        total = math.fsum(getattr(self, part.name) for part in fields(self))
+        if not abs(total - 1.0) <= _ROUNDING:
+            raise ValueError(f"ProcessWeights: the weights must sum to 1, got {total:.12g}")
+
+
+@dataclass(frozen=True)
+class ProcessScore:
+    """The process score with its parts, all in [0, 1].
+
+    Attributes:
+        format: valid blocks over tags (eq. 23).
+        name: multiset F1 of tool names (eq. 24).
+        key: mean Jaccard index of argument keys over gold calls (eq. 25).
+        value: mean share of matching argument values over gold calls (eq. 26).
+        parallel: 1 if the first call step has as many calls as gold's, else 0 (eq. 27).
+        total: the weighted sum (eq. 22).
+        success: total >= 0.9.
+        redundant_calls: predicted calls that no gold call took.
+        tool_turns: turns with at least one attempt at a call.
+    """
+
+    format: float
+    name: float
+    key: float
+    value: float
+    parallel: float
+    total: float
+    success: bool
+    redundant_calls: int = 0
+    tool_turns: int = 0
+
+    @property
+    def arg_match(self) -> float:
+        """Mean of `key` and `value`."""
+        return (self.key + self.value) / 2
+
+
+def process_score(
+    turns: Sequence[str | ParsedCalls],
+    gold: object,
+    tools: Tools | None,
+    weights: ProcessWeights = ProcessWeights(),  # frozen
+    *,
+    row: str | None = None,
+) -> ProcessScore:
+    """Score the tool calls of one rollout against the gold calls.
+
+        S = 0.10·S_fmt + 0.25·S_name + 0.15·S_key + 0.20·S_val + 0.30·S_par
+
+    A gold call is paired with a predicted call of its name, one to one, so that the weighted sum of key and value
+    scores over all pairs is largest; an unpaired one scores 0. Without gold calls, key and value are 1 if nothing was
+    called and else 0. Without any tag, format is 1 if no call was expected and else 0. A block of several calls is
+    valid if all of them are.
+
+    Args:
+        turns: assistant texts in order, or their parsed calls; one text may hold several calls of one step.
+        gold: `[[{"name": …, "arguments": {…}}, …], …]` by step, its JSON text or a `Gold`.
+        tools: OpenAI-style tool schemas or a `ToolSet`; None: calls are valid if they parse.
+        weights: weights of the parts.
+        row: what to call the row in an error.
+
+    Returns:
+        The parts and the total. No model output raises.
+
+    Raises:
+        GoldError, ToolSchemaError: the caller's gold or tools are malformed; the message names the field.
+        TypeError: `turns` is one text, or holds something else.
+
+    Example:
+        >>> gold = [[{"name": "add", "arguments": {"a": 1, "b": 2}}]]
+        >>> turn = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 3}}</tool_call>'
+        >>> score = process_score([turn, "It is 4."], gold, tools=None)
+        >>> score.value, round(score.total, 3), score.success
+        (0.5, 0.9, True)
+
+    Reference: SLCA eq. 22-27; the one-to-one pairing by the largest sum, the empty cases and block validity are ours.
+    """
+    steps = read_turns(turns)
+    expected = as_gold(gold, row)
+    predicted = [call for step in steps for call in step.valid]
+    toolset = None if tools is None else as_toolset(tools)
+    parts = {
+        "format": _format(steps, toolset, bool(expected.steps)),
+        "name": _name(predicted, expected.flat),
+        "parallel": float(first_step(steps) == len(expected.steps[0] if expected.steps else ())),
+        **_arguments(predicted, expected.flat, toolset, weights),
+    }
+    total = math.fsum(getattr(weights, part) * score for part, score in parts.items())
+    return ProcessScore(
+        **parts,
+        total=total,
+        success=total >= 0.9 - _ROUNDING,
+        redundant_calls=len(predicted) - _common(predicted, expected.flat),
+        tool_turns=sum(bool(step.calls) for step in steps),
+    )
+
+
+def read_turns(turns: Sequence[str | ParsedCalls]) -> list[ParsedCalls]:
+    """Parse what is not parsed yet."""
+    if isinstance(turns, (str, bytes)):
+        raise TypeError("turns: expected a sequence of assistant texts, got one text")
+    steps = []
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, (str, ParsedCalls)):
+            raise TypeError(f"turns[{index}]: expected a text or ParsedCalls, got {type(turn).__name__}")
+        steps.append(parse_tool_calls(turn) if isinstance(turn, str) else turn)
+    return steps
+
+
+def valid_blocks(step: ParsedCalls, tools: ToolSet | None) -> int:
+    """Number of blocks all of whose calls parse and fit their schemas."""
+    blocks: dict[int, bool] = {}
+    for call in step.calls:
+        valid = call.status == "ok" if tools is None else tools.is_valid(call)
+        blocks[call.block] = blocks.get(call.block, True) and valid
+    return sum(blocks.values())
+
+
+def first_step(steps: Sequence[ParsedCalls]) -> int:
+    """Number of calls in the first turn that has any."""
+    return next((len(step.valid) for step in steps if step.valid), 0)
+
+
+def group_by_name(
+    predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None
+) -> list[list[list[Pair]]]:
+    """For each gold name, the table of comparisons: one row a gold call, one column a predicted call."""
+    by_name: dict[str, tuple[list[GoldCall], list[ToolCall]]] = {call.name: ([], []) for call in gold}
+    for wanted in gold:
+        by_name[wanted.name][0].append(wanted)
+    for call in predicted:
+        if call.name in by_name:
+            by_name[call.name][1].append(call)
+    schemas = {name: tools.parameters(name) if tools else None for name in by_name}
+    return [
+        [[compare_arguments(p.arguments, g.arguments, schemas[name]) for p in ours] for g in theirs]
+        for name, (theirs, ours) in by_name.items()
+    ]
+
+
+def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: bool) -> float:
+    tags = max(sum(step.num_open for step in steps), sum(step.num_close for step in steps))
+    if not tags:
+        return 0.0 if expects_calls else 1.0
+    return sum(valid_blocks(step, tools) for step in steps) / tags
+
+
+def _common(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
+    return (Counter(call.name for call in predicted) & Counter(call.name for call in gold)).total()
+
+
+def _name(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> float:
+    both = len(predicted) + len(gold)
+    return 2 * _common(predicted, gold) / both if both else 1.0
+
+
+def _arguments(
+    predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None, weights: ProcessWeights
+) -> dict[str, float]:
+    if not gold:
+        return dict.fromkeys(("key", "value"), 0.0 if predicted else 1.0)
+    # Pairs that tie on the weighted score are told apart by their values, so the order of calls changes nothing.
+    w_key, w_value = (weights.key, weights.value) if weights.key + weights.value else (1.0, 1.0)
+    key = value = 0.0
+    for table in group_by_name(predicted, gold, tools):
+        for i, j in best_pairs(table, lambda pair: w_key * pair.key + (w_value + 1e-9) * pair.value):
+            key, value = key + table[i][j].key, value + table[i][j].value
+    return {"key": key / len(gold), "value": value / len(gold)}

@@ -1,0 +1,217 @@
+"""Whether a call fits the schema of its tool: validators compiled once per schema, errors as short problems."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from rewards._json import MAX_DEPTH, depth_exceeds
+from rewards.calls import ToolCall, read_call
+
+# Problems after these say nothing new, and hostile arguments could hold a million.
+_MOST_PROBLEMS = 20
+_LONGEST_MESSAGE = 200
+_KINDS = {"required": "missing_required", "type": "wrong_type", "additionalProperties": "extra_property"}
+
+
+class ToolSchemaError(ValueError):
+    """A tool that the caller brought is not one; the message names the tool and the field."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a call.
+
+    Attributes:
+        kind: "invalid_call", "unknown_tool", "missing_required", "wrong_type", "extra_property", "invalid_value".
+        field: the path of the argument ("filters.0.name"), "" for the call as a whole.
+        message: the same in words.
+    """
+
+    kind: str
+    field: str
+    message: str
+
+
+class ToolSet(Sequence[Mapping[str, Any]]):
+    """Tools whose schemas are checked and compiled once; use it where the same list scores many rollouts.
+
+    Every function that takes `tools` takes a `ToolSet` or a plain list; a plain list is read anew on each call, so
+    changing it in place is safe, and only compiled schemas are remembered.
+
+    Args:
+        tools: `{"type": "function", "function": {"name", "description", "parameters"}}` or the inner object alone.
+
+    Raises:
+        ToolSchemaError: a tool without a name, a name twice with different schemas, or parameters that are no schema.
+
+    Example:
+        >>> tools = ToolSet([{"name": "add", "parameters": {"type": "object", "required": ["a"]}}])
+        >>> [problem.message for problem in tools.validate(ToolCall("add", {}))]
+        ['"a" is a required property']
+    """
+
+    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+        self._tools = tuple(tools)
+        self._validators: dict[str, Any] = {}
+        self._functions: dict[str, Mapping[str, Any]] = {}
+        for index, tool in enumerate(self._tools):
+            function = _function(tool, index)
+            name = function["name"]
+            if name in self._functions and self._functions[name] != function:
+                raise ToolSchemaError(f"tools[{index}]: tool {name!r} is defined twice")
+            self._functions[name] = function
+            self._validators[name] = _validator(name, function.get("parameters"))
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tools[index]
+
+    def function(self, name: str) -> Mapping[str, Any] | None:
+        """The tool of that name, without the outer `{"type": "function"}`; None if there is none."""
+        return self._functions.get(name)
+
+    def parameters(self, name: str) -> Mapping[str, Any] | None:
+        """The schema of that tool's arguments; None if there is none."""
+        parameters = self._functions.get(name, {}).get("parameters")
+        return parameters if isinstance(parameters, Mapping) else None
+
+    def is_valid(self, call: ToolCall) -> bool:
+        """`not self.validate(call)`, without the words."""
+        validator = self._validators.get(call.name)
+        if call.status != "ok" or validator is None or depth_exceeds(call.arguments):
+            return False
+        try:
+            return bool(validator.is_valid(call.arguments))
+        except UnicodeEncodeError:
+            return False
+
+    def validate(self, call: ToolCall) -> list[Problem]:
+        """What is wrong with a call; empty = valid."""
+        if self.is_valid(call):
+            return []
+        if call.status != "ok":
+            return [Problem("invalid_call", "", call.reason or call.status)]
+        if call.name not in self._validators:
+            return [Problem("unknown_tool", "", f"no tool is named {call.name[:_LONGEST_MESSAGE]!r}")]
+        if depth_exceeds(call.arguments):
+            return [Problem("invalid_value", "", f"nested deeper than {MAX_DEPTH}")]
+        try:
+            errors = islice(self._validators[call.name].iter_errors(call.arguments), _MOST_PROBLEMS)
+            return [_problem(error) for error in errors]
+        except UnicodeEncodeError:
+            return [Problem("invalid_value", "", "half of a surrogate pair")]
+
+
+def as_toolset(tools: Iterable[Mapping[str, Any]] | ToolSet) -> ToolSet:
+    """`tools`, compiled."""
+    return tools if isinstance(tools, ToolSet) else ToolSet(tools)
+
+
+def as_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
+    """A call made by hand: a `ToolCall`, or `{"name": …, "arguments": …}` read by the parser's rules."""
+    if isinstance(call, ToolCall):
+        return call
+    if depth_exceeds(call):
+        return ToolCall("", {}, "invalid_arguments", f"nested deeper than {MAX_DEPTH}")
+    name, arguments, status, reason, notes = read_call(call)
+    return ToolCall(name, arguments, status, reason, notes=notes)
+
+
+def validate_call(call: ToolCall | Mapping[str, Any], tools: Iterable[Mapping[str, Any]] | ToolSet) -> list[Problem]:
+    """Check a call against its tool's schema (JSON Schema, draft 2020-12).
+
+    Args:
+        call: a parsed call, or `{"name": …, "arguments": …}`.
+        tools: OpenAI-style tool schemas, or a `ToolSet` of them.
+
+    Returns:
+        What is wrong, at most 20 problems; empty = valid.
+
+    Raises:
+        ToolSchemaError: one of the tools is not one. Nothing about the call raises.
+        ImportError: `jsonschema-rs` is not installed (`pip install credit-routing[rewards]`).
+
+    Example:
+        >>> tools = [{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+        >>> validate_call({"name": "add", "arguments": {"a": 1}}, tools)
+        []
+        >>> validate_call({"name": "add", "arguments": {"a": "one"}}, tools)
+        [Problem(kind='wrong_type', field='a', message='"one" is not of type "integer"')]
+
+    Reference: the schema validation of SLCA eq. 23; the problems are ours.
+    """
+    return as_toolset(tools).validate(as_call(call))
+
+
+def _function(tool: object, index: int) -> Mapping[str, Any]:
+    where = f"tools[{index}]"
+    if not isinstance(tool, Mapping):
+        raise ToolSchemaError(f"{where}: a tool is an object, got {type(tool).__name__}")
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        raise ToolSchemaError(f"{where}.function: expected an object, got {type(function).__name__}")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ToolSchemaError(f"{where}.name: expected a non-empty string, got {function.get('name')!r}")
+    return function
+
+
+def _problem(error: Any) -> Problem:
+    path = list(error.instance_path)
+    detail = error.kind.as_dict() if error.kind.name in ("required", "additionalProperties") else {}
+    path += [detail["property"]] if "property" in detail else list(detail.get("unexpected", ()))[:1]
+    message = error.message
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "…"
+    return Problem(_KINDS.get(error.kind.name, "invalid_value"), ".".join(map(str, path)), message)
+
+
+def _validator(name: str, parameters: object) -> Any:
+    if parameters is None:
+        parameters = {"type": "object"}
+    if not isinstance(parameters, (Mapping, bool)):
+        raise ToolSchemaError(f"tool {name!r}: parameters: expected a schema, got {type(parameters).__name__}")
+    if depth_exceeds(parameters):
+        raise ToolSchemaError(f"tool {name!r}: parameters: nested deeper than {MAX_DEPTH}")
+    try:
+        compiled, error = compile_schema(json.dumps(parameters, sort_keys=True))
+    except (TypeError, ValueError) as reason:
+        raise ToolSchemaError(f"tool {name!r}: parameters are not JSON: {reason}") from reason
+    if error:
+        raise ToolSchemaError(f"tool {name!r}: {error}")
+    return compiled
+
+
+@lru_cache(maxsize=16384)
+def compile_schema(schema: str) -> tuple[Any, str]:
+    """The compiled validator of a schema's canonical JSON, or what is wrong with the schema."""
+    try:
+        import jsonschema_rs
+    except ImportError as error:
+        raise ImportError("checking calls needs jsonschema-rs: pip install credit-routing[rewards]") from error
+    value = json.loads(schema)
+    try:
+        return jsonschema_rs.Draft202012Validator(value, retriever=_refuse), ""
+    except ValueError as error:
+        return None, _schema_error(value, error)
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError(f"{uri} is outside the schema, and a reward fetches nothing")
+
+
+def _schema_error(schema: Any, error: Any) -> str:
+    """The better words of `jsonschema`, where it is installed and agrees that the schema is wrong."""
+    try:
+        from jsonschema import Draft202012Validator, SchemaError
+    except ImportError:
+        return f"parameters: {error}"
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as worse:
+        return f"{'.'.join(['parameters', *map(str, worse.absolute_path)])}: {worse.message}"
+    return f"parameters: {getattr(error, 'message', error)}"
