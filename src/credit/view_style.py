@@ -18,7 +18,7 @@ border:1px solid var(--line)}.legend i,td i,th i{display:inline-block;width:11px
 border-radius:3px;margin-right:6px;vertical-align:-1px}.no{background:var(--off);
 border:1px solid var(--soft)}.legend .nan{background:var(--nan)}b.pos{color:rgb(var(--pos))}
 b.neg{color:rgb(var(--neg))}nav{border:1px solid var(--line);border-radius:10px;background:var(--card);
-padding:8px 14px;margin-bottom:18px}nav ol{margin:0;padding-left:22px;columns:2}nav a{color:inherit}
+padding:8px 14px;margin-bottom:18px}nav ol{margin:0;padding-left:22px;columns:2 20em}nav a{color:inherit}
 article{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px;
 margin-bottom:26px}.note{color:var(--soft);margin:0 0 8px}.findings{list-style:none;margin:10px 0;
 padding:0;display:grid;gap:5px}.findings li{padding:5px 11px;border-radius:7px;

@@ -67,7 +67,8 @@ def print_credit(view: TokenCredit, console: Console | None = None, *, masked_to
         out.print(Text(sign + printable(finding.text), style=style))
     if view.rewards or view.component_advantages:
         out.print(_reward_table(view))
-    out.print(_total_table(view))
+    if view.tokens:
+        out.print(_total_table(view))
     for panel in _panels(view, masked_tokens):
         out.print(panel)
 
@@ -151,6 +152,7 @@ def _shaded(view: TokenCredit, start: int, stop: int) -> "Text":
         style = "" if view.reasons[t] else _shade(values[t], scale)
         for piece in visible(view.tokens[t]):
             text.append(piece.text, style=style if piece.kind == "text" or not style else f"{style} dim")
+    text.rstrip()
     return text
 
 

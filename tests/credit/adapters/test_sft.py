@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -65,7 +66,6 @@ def config(tmp_path):
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0.0,
             "per_device_train_batch_size": 4,
-            "gradient_checkpointing": False,
             "assistant_only_loss": True,
             "seed": 3,
         }
@@ -308,17 +308,16 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays(build, tokenizer):
 
 
 RANK = """
-import sys, torch, torch.distributed as dist
+import sys, torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import SFTConfig
 from credit.adapters.sft import FormatSFTTrainer
-model, rows, out, size = sys.argv[1:]
+model, rows, out = sys.argv[1:]
 config = SFTConfig(
     out + ".run", use_cpu=True, bf16=False, report_to=[], save_strategy="no", disable_tqdm=True, max_steps=2,
     learning_rate=0.05, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, seed=3, ddp_backend="gloo",
-    per_device_train_batch_size=int(size), gradient_accumulation_steps=2, gradient_checkpointing=False,
-    assistant_only_loss=True,
+    per_device_train_batch_size=1, gradient_accumulation_steps=2, assistant_only_loss=True,
 )
 trainer = FormatSFTTrainer(
     Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32), config, train_dataset=Dataset.load_from_disk(rows),
@@ -330,42 +329,33 @@ if trainer.accelerator.is_main_process:
 """
 
 
-def run_ranks(ranks, size, model_path, rows, folder, port):
-    out = folder / f"ranks{ranks}.pt"
-    script = folder / "rank.py"
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_two_ranks_train_like_one(build, model_path, rows, tmp_path):
+    rows.save_to_disk(tmp_path / "rows")
+    script, out = tmp_path / "rank.py", tmp_path / "two.pt"
     script.write_text(RANK)
-    command = [sys.executable, str(script), str(model_path), str(rows), str(out), str(size)]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     started = [
         subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else None,
+            [sys.executable, str(script), str(model_path), str(tmp_path / "rows"), str(out)],
+            env={**common, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(ranks)
+        for rank in range(2)
     ]
     for process in started:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output[-3000:]
-    return torch.load(out)
-
-
-def test_two_ranks_train_like_one(model_path, rows, tmp_path, unused_tcp_port):
-    rows.save_to_disk(tmp_path / "rows")
-    one = run_ranks(1, 2, model_path, tmp_path / "rows", tmp_path, unused_tcp_port)
-    two = run_ranks(2, 1, model_path, tmp_path / "rows", tmp_path, unused_tcp_port)
-    assert largest_difference(one, two) < 1e-6
-
-
-@pytest.fixture
-def unused_tcp_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    one = build(max_steps=2)
+    one.train()
+    assert largest_difference(weights(one), torch.load(out)) < 1e-6
 
 
 # Bad input.
@@ -395,7 +385,7 @@ def test_options_that_would_lose_the_mask_are_refused(build, changes, message):
     ("row", "message"),
     [
         ({"text": "plain"}, "conversational|needs messages"),
-        ({"input_ids": [1, 2], "labels": [1, 2]}, "no .*format_mask"),
+        ({**conversation(2), "input_ids": [1, 2], "labels": [1, 2]}, r"input_ids but no \['format_mask'\]"),
         ({"messages": [{"role": "user", "content": "only a question"}]}, "no token of this row is the assistant's"),
     ],
 )
@@ -404,10 +394,10 @@ def test_rows_the_mask_cannot_follow_are_errors(build, row, message):
         build(dataset=Dataset.from_list([row]))
 
 
-def test_tokenised_rows_with_all_masks_are_taken(build):
-    ready = [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "format_mask": [1, 0, 1, 0]}] * 4
-    with pytest.raises(ValueError, match="not conversational"):
-        build(dataset=Dataset.from_list(ready))
+def test_prepared_rows_are_left_as_they_are(build):
+    ready = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "format_mask": [1, 0, 1, 0]}
+    trainer = build(dataset=Dataset.from_list([{**conversation(2), **ready}] * 4))
+    assert {name: trainer.train_dataset[0][name] for name in ready} == ready
 
 
 def test_the_collator_names_the_row_whose_mask_does_not_fit():
