@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+
 
 def statistics_dtype(tensor: Shaped[Tensor, "..."]) -> torch.dtype:
     """Dtype in which sums over ``tensor`` are taken: float64, or float32 on devices that have no float64."""
@@ -42,24 +44,24 @@ def safe_divide(
 
 
 def safe_log(x: Float[Tensor, "..."], fill: float = 0.0) -> Float[Tensor, "..."]:
-    """``log(x)``, and ``fill`` with zero gradient where ``x <= 0``.
+    """``log(x)``, and ``fill`` with zero gradient where ``x <= 0``; a NaN stays a NaN.
 
     >>> safe_log(torch.tensor([1.0, 0.0]))
     tensor([0., 0.])
     """
-    positive = x > 0
-    logarithm = torch.log(torch.where(positive, x, torch.ones_like(x)))
-    return torch.where(positive, logarithm, torch.full_like(x, fill))
+    usable = ~(x <= 0)
+    logarithm = torch.log(torch.where(usable, x, torch.ones_like(x)))
+    return torch.where(usable, logarithm, torch.full_like(x, fill))
 
 
 def safe_sqrt(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``sqrt(x)``, and 0 with zero gradient where ``x <= 0`` (the plain derivative there is infinite).
+    """``sqrt(x)``, and 0 with zero gradient where ``x <= 0`` (plainly it is infinite); a NaN stays a NaN.
 
     >>> safe_sqrt(torch.tensor([4.0, 0.0]))
     tensor([2., 0.])
     """
-    positive = x > 0
-    return select(positive, torch.sqrt(torch.where(positive, x, torch.ones_like(x))))
+    usable = ~(x <= 0)
+    return select(usable, torch.sqrt(torch.where(usable, x, torch.ones_like(x))))
 
 
 def masked_sum(x: Shaped[Tensor, "..."], mask: Bool[Tensor, "..."], dim: int = -1) -> Shaped[Tensor, "..."]:
@@ -73,7 +75,8 @@ def masked_mean(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."], dim: int = -
     >>> masked_mean(torch.tensor([1.0, float("inf")]), torch.tensor([True, False]))
     tensor(1.)
     """
-    return safe_divide(masked_sum(x, mask, dim), mask.sum(dim).to(x.dtype))
+    wide = compute_dtype(x)  # float16 holds neither a long sum nor a count above 65504
+    return safe_divide(masked_sum(x.to(wide), mask, dim), mask.sum(dim).to(wide)).to(x.dtype)
 
 
 def as_mask(mask: Shaped[Tensor, "..."]) -> Bool[Tensor, "..."]:
@@ -85,3 +88,19 @@ def require_shape(name: str, tensor: Shaped[Tensor, "..."], shape: tuple[int, ..
     """Raise ``ValueError`` naming both shapes unless ``tensor`` has ``shape``, the shape of ``like``."""
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {like} asks for {tuple(shape)}")
+
+
+def require_matrix(name: str, tensor: Shaped[Tensor, "..."], axes: str = "[batch, tokens]") -> None:
+    """Raise ``ValueError`` unless ``tensor`` is two-dimensional."""
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {axes} is wanted")
+
+
+def require_finite(name: str, values: Float[Tensor, "..."], present: Bool[Tensor, "..."]) -> None:
+    """Raise ``ValueError`` naming the first present entry that is not finite; left out under ``torch.compile``."""
+    if torch.compiler.is_compiling():
+        return
+    bad = present & ~torch.isfinite(values)
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        raise ValueError(f"{name}{place} is {float(values[tuple(place)])}, but it is present; an absent one may be NaN")

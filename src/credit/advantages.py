@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_shape, safe_divide, safe_sqrt, select, statistics_dtype
+from credit._safe import as_mask, require_finite, require_shape, safe_divide, safe_sqrt, select, statistics_dtype
 
 Scale = Literal["std", "none"]
 
@@ -28,7 +28,8 @@ def group_advantage(
 
     .. math:: \hat A_i = \frac{r_i - \mu_{g(i)}}{\sigma_{g(i)} + \epsilon}
 
-    A row that is absent, or whose group has fewer than ``min_size`` present rows, gets exactly 0, never the raw reward.
+    A row that is absent, or whose group has fewer than ``min_size`` present rows, gets exactly 0, never the raw reward;
+    so does a group that leaves no degree of freedom to its standard deviation.
     A group whose present rewards are all equal gets exactly 0 for any value (a float residue over a tiny ``eps`` would
     otherwise pass for an advantage).
 
@@ -62,8 +63,7 @@ def group_advantage(
     require_shape("group", group, tuple(rewards.shape), "rewards")
     taking_part = torch.ones_like(rewards, dtype=torch.bool) if present is None else as_mask(present)
     require_shape("present", taking_part, tuple(rewards.shape), "rewards")
-    if not torch.compiler.is_compiling():
-        _require_finite(rewards, taking_part)
+    require_finite("rewards", rewards, taking_part)
 
     values = select(taking_part, rewards).to(statistics_dtype(rewards))
     index = dense_ids(group)
@@ -76,7 +76,8 @@ def group_advantage(
     freedom = (count - correction).clamp(min=0)
     spread = reach * safe_sqrt(safe_divide(_group_sum(unit * unit, index), freedom))
     judged = taking_part & (count >= min_size)[index] & ~_all_equal(values, taking_part, index)[index]
-    scaled = centred if scale == "none" else safe_divide(centred, (spread + eps)[index])
+    divisor = torch.where(freedom > 0, spread + eps, 0.0)
+    scaled = centred if scale == "none" else safe_divide(centred, divisor[index])
     return select(judged, scaled).to(rewards.dtype)
 
 
@@ -91,13 +92,6 @@ def dense_ids(ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     ordered, order = torch.sort(ids)
     rank = torch.cat([ordered.new_zeros(ordered[:1].shape), (ordered[1:] != ordered[:-1]).long()]).cumsum(0)
     return torch.empty_like(rank).scatter(0, order, rank)
-
-
-def _require_finite(rewards: Float[Tensor, " batch"], present: Bool[Tensor, " batch"]) -> None:
-    bad = present & ~torch.isfinite(rewards)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0, 0])
-        raise ValueError(f"rewards[{row}] is {float(rewards[row])} on a present row; mark it absent in `present`")
 
 
 def _group_sum(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, select
+from credit._safe import as_mask, compute_dtype, require_matrix, require_shape, safe_divide, select
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 
@@ -50,6 +50,7 @@ def aggregate_loss(
         ``token_mean`` is SLCA eq. 5 and RIVET's objective.
     """
     chosen = as_mask(mask)
+    require_matrix("loss", loss)
     require_shape("mask", chosen, tuple(loss.shape), "loss")
     weight = row_weights(chosen, mode, denominator, horizon=horizon, dtype=compute_dtype(loss))
     return (select(chosen, loss).to(weight.dtype).sum(dim=1) * weight).sum().to(loss.dtype)

@@ -20,7 +20,7 @@ def assign_credit(
     .. math:: A_{b,t} = \sum_c W_{s(b,t),c} \, \hat A_{b,c}
 
     and 0 where ``segments`` is negative. A component whose weight is 0 for a segment cannot reach that segment, not
-    even with a NaN. Linear in ``advantages`` and in ``weights``.
+    even with a NaN. Linear in ``advantages`` and in ``weights``, and differentiable in both.
 
     Args:
         advantages: one value per rollout and component ``[B, C]``, or per run ``[B, R, C]``.
@@ -44,7 +44,7 @@ def assign_credit(
     """
     _require_fit(advantages, segments, weights)
     kinds = weights.shape[0]
-    table = select(weights != 0, weights.to(advantages.dtype) * advantages.unsqueeze(-2)).sum(-1)
+    table = _products(advantages.unsqueeze(-2), weights.to(advantages.dtype)).sum(-1)
     # Column 0 is "no segment", so that -1 needs no second pass over the tokens.
     columns = torch.nn.functional.pad(table.flatten(1), (1, 0))
     if advantages.dim() == 2:
@@ -53,7 +53,16 @@ def assign_credit(
     require_shape("runs", runs, tuple(segments.shape), "segments")
     _require_below("runs", torch.where(segments >= 0, runs, -1), advantages.shape[1], "advantages", advantages)
     _require_below("segments", segments, kinds, "weights", weights)
-    return _pick(columns, torch.where(segments >= 0, runs * kinds + segments.long() + 1, 0), segments, weights)
+    return _pick(columns, torch.where(segments >= 0, runs.long() * kinds + segments.long() + 1, 0), segments, weights)
+
+
+def _products(
+    advantages: Float[Tensor, "*rows 1 components"], weights: Float[Tensor, "segments components"]
+) -> Float[Tensor, "*rows segments components"]:
+    """Weight times advantage. One that is not finite is loud where a weight admits it, but never in a gradient."""
+    finite = advantages.isfinite()
+    loud = select(weights != 0, weights.detach() * advantages)
+    return torch.where(finite, weights * select(finite, advantages), loud)
 
 
 def _pick(

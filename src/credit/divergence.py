@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from credit._safe import compute_dtype, require_shape, select
-from credit.losses import MAX_LOG_RATIO
+from credit._safe import MAX_LOG_RATIO, compute_dtype, require_shape, select
 
 
 def kl_k3(
@@ -55,6 +55,7 @@ class _K3(torch.autograd.Function):
         return (growth - bounded).clamp(min=0.0).to(logp.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
         return select(grad != 0, grad * slope), None

@@ -10,12 +10,19 @@ from typing import Any
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from credit._safe import as_mask, compute_dtype, require_shape, select, statistics_dtype
+from credit._safe import (
+    MAX_LOG_RATIO,
+    as_mask,
+    compute_dtype,
+    require_matrix,
+    require_shape,
+    select,
+    statistics_dtype,
+)
 from credit.aggregation import Aggregation, row_weights
 from credit.stats import ClipStatistics
-
-MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,13 @@ def policy_loss(
         SLCA eq. 5; dual clip as in both papers (c = 3).
     """
     learnable = as_mask(mask)
-    credit = advantages[:, None].expand(logp.shape) if advantages.dim() == 1 else advantages
+    require_matrix("logp", logp)
     weighted = () if ratio_weight is None else (("ratio_weight", ratio_weight),)
-    for name, value in (("old_logp", old_logp), ("advantages", credit), ("mask", learnable), *weighted):
+    for name, value in (("old_logp", old_logp), ("mask", learnable), *weighted):
         require_shape(name, value, tuple(logp.shape), "logp")
+    per_row = advantages.dim() == 1
+    require_shape("advantages", advantages, tuple(logp.shape[:1] if per_row else logp.shape), "logp")
+    credit = advantages[:, None].expand(logp.shape) if per_row else advantages
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 or None, got {dual_clip}")
     if clip_low < 0 or clip_high < 0:
@@ -111,9 +121,10 @@ class _Surrogate(torch.autograd.Function):
         change = select(mask, logp.to(dtype) - old_logp.to(dtype))
         bounded = change.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         ratio = bounded.exp()
-        sums = _clip_sums(ratio, bounded, credit, mask, bounds)
+        unweighted = ratio
         if ratio_weight is not None:
             ratio = ratio * select(mask, ratio_weight.to(dtype))
+        sums = _clip_sums(ratio, unweighted, bounded, credit, mask, bounds)
         falls = credit < 0
         lower = torch.where(falls, floor, -torch.inf)
         upper = torch.where(falls, dual, ceiling)
@@ -126,6 +137,7 @@ class _Surrogate(torch.autograd.Function):
         return loss.to(logp.dtype), sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         slope, weight = ctx.saved_tensors
         grad = (slope * (grad_loss.to(weight.dtype) * weight)[:, None]).to(slope.dtype)
@@ -134,12 +146,14 @@ class _Surrogate(torch.autograd.Function):
 
 def _clip_sums(
     ratio: Float[Tensor, "batch tokens"],
+    unweighted: Float[Tensor, "batch tokens"],
     change: Float[Tensor, "batch tokens"],
     credit: Float[Tensor, "batch tokens"],
     mask: Shaped[Tensor, "batch tokens"],
     bounds: tuple[float, float, float],
 ) -> Float[Tensor, " kinds"]:
-    """The fields of :class:`ClipStatistics`, in order. Masked tokens have ratio 1 and credit 0 here."""
+    """The fields of :class:`ClipStatistics`, in order: clips are counted on the ratio that was clipped, the largest
+    ratio before its weight. Masked tokens have credit 0 and no change here."""
     floor, ceiling, dual = bounds
     falls = credit < 0
     counts = [
@@ -150,5 +164,5 @@ def _clip_sums(
     ]
     dtype = statistics_dtype(ratio)
     kl = (torch.expm1(change) - change).sum()
-    largest = ratio.new_zeros(()) if ratio.numel() == 0 else select(mask, ratio).amax()
+    largest = ratio.new_zeros(()) if ratio.numel() == 0 else select(mask, unweighted).amax()
     return torch.stack([count.to(dtype) for count in counts] + [kl.to(dtype), largest.to(dtype)])

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_shape, select
+from credit._safe import as_mask, require_finite, require_shape, select, statistics_dtype
 from credit.advantages import Scale, group_advantage
 from credit.assignment import assign_credit
 from credit.segments import Segment, has_segment
@@ -60,12 +60,14 @@ class _Rule:
     components: ClassVar[tuple[str, ...]] = ("tool", "summary")
 
     def _normalise(
-        self, rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
+        self, name: str, rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
+        given = present & ~rewards.isnan()
+        require_finite(f"rewards[{name!r}]", rewards, given)
         return group_advantage(
             rewards,
             group,
-            present & ~rewards.isnan(),
+            given,
             eps=self.eps,
             correction=self.correction,
             scale=self.scale,
@@ -99,8 +101,8 @@ class _Rule:
         tool, summary = self._read(rewards, segments, ("tool", "summary"))
         return torch.stack(
             [
-                self._normalise(tool, group, has_segment(segments, Segment.TOOL)),
-                self._normalise(summary, group, has_segment(segments, Segment.SUMMARY)),
+                self._normalise("tool", tool, group, has_segment(segments, Segment.TOOL)),
+                self._normalise("summary", summary, group, has_segment(segments, Segment.SUMMARY)),
             ],
             dim=-1,
         )
@@ -137,12 +139,16 @@ class GRPO(_Rule):
         *,
         omitted: Shaped[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch tokens"]:
-        parts = self._read(rewards, segments, [name for name in self.components if name in rewards] or self.components)
-        if len(parts) == 2:
-            total = self.alpha * parts[0] + parts[1]
-        else:
-            total = parts[0] * (self.alpha if "tool" in rewards else 1.0)
-        advantage = self._normalise(total, group, (segments >= 0).any(dim=1))
+        names = [name for name in self.components if name in rewards] or self.components
+        parts = torch.stack(self._read(rewards, segments, names))
+        learnable = (segments >= 0).any(dim=1)
+        for name, part in zip(names, parts):  # before the sum, in which inf - inf would pass for a missing value
+            require_finite(f"rewards[{name!r}]", part, learnable & ~part.isnan())
+        # Summed wide: half precision would lose the small component beside the large one.
+        ratio = [[self.alpha if name == "tool" else 1.0] for name in names]
+        wide = parts.to(statistics_dtype(parts))
+        total = (_matrix(ratio, wide) * wide).sum(0)
+        advantage = self._normalise("total", total, group, learnable).to(parts.dtype)
         return assign_credit(advantage[:, None], segments, _matrix([[1.0], [1.0]], advantage))
 
 
@@ -206,8 +212,8 @@ class ToolPO(_Rule):
         outcome, action = self._read(rewards, segments, ("global", "local"))
         advantages = torch.stack(
             [
-                self._normalise(outcome, group, (segments >= 0).any(dim=1)),
-                self._normalise(action, group, has_segment(segments, Segment.TOOL)),
+                self._normalise("global", outcome, group, (segments >= 0).any(dim=1)),
+                self._normalise("local", action, group, has_segment(segments, Segment.TOOL)),
             ],
             dim=-1,
         )
@@ -233,7 +239,7 @@ class RLTR(_Rule):
         omitted: Shaped[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch tokens"]:
         (tool,) = self._read(rewards, segments, ("tool",))
-        advantage = self._normalise(tool, group, has_segment(segments, Segment.TOOL))
+        advantage = self._normalise("tool", tool, group, has_segment(segments, Segment.TOOL))
         return assign_credit(advantage[:, None], segments, _matrix([[1.0], [0.0]], advantage))
 
 

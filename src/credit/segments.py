@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_shape
+from credit._safe import as_mask, require_matrix, require_shape
 
 
 class Segment(IntEnum):
@@ -57,7 +57,7 @@ def run_ids(mask: Shaped[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]
         >>> run_ids(torch.tensor([[1, 1, 0, 1, 0]]))
         tensor([[ 0,  0, -1,  1, -1]])
     """
-    _require_matrix("mask", mask)
+    require_matrix("mask", mask)
     learnable = as_mask(mask)
     before = torch.nn.functional.pad(learnable, (1, 0))[:, :-1]
     return torch.where(learnable, (learnable & ~before).cumsum(dim=1) - 1, -1)
@@ -125,12 +125,18 @@ def spans_to_segments(
         int64 segments on the CPU, -1 outside every span.
 
     Raises:
-        ValueError: a span is out of range or overlaps another; both are named.
+        ValueError: a span is out of range, is not a quadruple, or overlaps another; both are named. ``tokens`` or
+            ``rows`` is negative.
 
     Example:
         >>> spans_to_segments([(0, 0, 2, 0), (0, 3, 4, 1)], tokens=5)
         tensor([[ 0,  0, -1,  1, -1]])
     """
+    if tokens < 0 or (rows is not None and rows < 0):
+        raise ValueError(f"tokens and rows must not be negative, got {tokens} and {rows}")
+    odd = [span for span in spans if len(span) != 4]
+    if odd:
+        raise ValueError(f"spans: {odd[0]} is not (row, start, stop, segment)")
     table = torch.tensor(list(spans), dtype=torch.int64).reshape(-1, 4)
     row, start, stop, segment = table.unbind(dim=1)
     height = int(row.max()) + 1 if rows is None and len(table) else (rows or 0)
@@ -159,11 +165,6 @@ def _row_max(values: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch 1"]:
     if values.shape[1] == 0:
         return values.new_full((values.shape[0], 1), -1)
     return values.amax(dim=1, keepdim=True)
-
-
-def _require_matrix(name: str, tensor: Shaped[Tensor, "..."]) -> None:
-    if tensor.dim() != 2:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but [batch, tokens] is wanted")
 
 
 def _require_disjoint(spans: Int[Tensor, "spans 4"]) -> None:

@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import require_shape, safe_divide, safe_sqrt, select, statistics_dtype
+from credit._safe import (
+    MAX_LOG_RATIO,
+    compute_dtype,
+    require_shape,
+    safe_divide,
+    safe_sqrt,
+    select,
+    statistics_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -135,16 +143,18 @@ def clip_statistics(
     for name, value in (("old_logp", old_logp), ("advantages", advantages), ("segments", segments)):
         require_shape(name, value, tuple(logp.shape), "logp")
     wanted = (segments >= 0) & (segments < num_segments)
-    dtype = statistics_dtype(logp)
-    change = select(wanted, (logp.detach() - old_logp.detach()).to(dtype)).clamp(-20.0, 20.0)
+    # The loss's own dtype, so that a ratio at the edge of the clip falls on the same side in both.
+    dtype = compute_dtype(logp)
+    change = select(wanted, logp.detach().to(dtype) - old_logp.detach().to(dtype)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio, credit = change.exp(), select(wanted, advantages.detach().to(dtype))
     low, high, dual = clipped(ratio, credit, clip_low, clip_high, dual_clip)
     parts = [wanted, low, high, dual, torch.expm1(change) - change]
-    sums = _sum_by_segment(torch.stack([part.to(dtype) for part in parts]), segments, num_segments)
+    wide = statistics_dtype(logp)
+    sums = _sum_by_segment(torch.stack([part.to(wide) for part in parts]), segments, num_segments)
     slot = torch.where(wanted, segments.long(), num_segments).flatten()
     ratio_max = ratio.new_zeros(num_segments + 1).scatter_reduce(0, slot, ratio.flatten(), "amax")[:num_segments]
     tokens, clipped_low, clipped_high, clipped_dual, kl_sum = sums.unbind(0)
-    return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max)
+    return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max.to(wide))
 
 
 def clipped(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_shape, select
+from credit._safe import as_mask, require_finite, require_matrix, require_shape, select, statistics_dtype
 from credit.advantages import Scale, dense_ids, group_advantage
 
 
@@ -39,12 +39,13 @@ def turn_returns(
     if not 0.0 <= discount <= 1.0:
         raise ValueError(f"discount must lie in [0, 1], got {discount}")
     exists = as_mask(present)
+    require_matrix("rewards", rewards, "[batch, runs]")
     require_shape("present", exists, tuple(rewards.shape), "rewards")
     step = torch.arange(rewards.shape[1], device=rewards.device)
     ahead = step[:, None] - step[None, :]  # rows: the run that earns; columns: the run that is credited
-    base = torch.tensor(discount, dtype=rewards.dtype, device=rewards.device)
+    base = torch.tensor(discount, dtype=statistics_dtype(rewards), device=rewards.device)
     weight = select(ahead >= 0, base ** ahead.clamp(min=0))
-    return select(exists, select(exists, rewards) @ weight)
+    return select(exists, (select(exists, rewards).to(weight.dtype) @ weight).to(rewards.dtype))
 
 
 def step_advantage(
@@ -81,7 +82,7 @@ def step_advantage(
         Advantages, exactly 0 where ``present`` is false.
 
     Raises:
-        ValueError: shapes differ, or a present return is not finite (the index counts runs row by row).
+        ValueError: shapes differ, or a present return is not finite (its row and run are named).
 
     Example:
         >>> group, here = torch.tensor([0, 0]), torch.tensor([[True, True], [True, False]])
@@ -93,8 +94,10 @@ def step_advantage(
         GiGPO's anchor-state groups; the pooled default is ours.
     """
     exists = as_mask(present)
+    require_matrix("returns", returns, "[batch, runs]")
     require_shape("present", exists, tuple(returns.shape), "returns")
     require_shape("group", group, tuple(returns.shape[:1]), "returns")
+    require_finite("returns", returns, exists)
     ids = dense_ids(group)[:, None].expand(returns.shape)
     if anchor is not None:
         require_shape("anchor", anchor, tuple(returns.shape), "returns")
