@@ -72,9 +72,9 @@ class ToolRollout:
         if rows is None or len(rows) != len(prompts):
             raise ValueError("ToolRollout needs the rows of the batch: use it with CreditGRPOTrainer")
         _prepare_template(trainer)
+        tools = [row_tools(row, self.column) for row in rows]
         rollouts = [
-            _Rollout(_prompt_ids(prompt, tools, trainer), tools)
-            for prompt, tools in ((p, row_tools(row, self.column)) for p, row in zip(prompts, rows, strict=True))
+            _Rollout(_prompt_ids(prompt, own, trainer), own) for prompt, own in zip(prompts, tools, strict=True)
         ]
         limit = _context_limit(trainer)
         turn = 0
@@ -89,7 +89,8 @@ class ToolRollout:
         waiting = []
         for rollout in rollouts:
             complete = rollout.turn_ids[-1:] and rollout.turn_ids[-1] in trainer.eos_token_ids
-            text = tokenizer.decode(rollout.turn_ids[:-1] if complete else rollout.turn_ids)
+            own = rollout.turn_ids[:-1] if complete else rollout.turn_ids
+            text = tokenizer.decode(own, clean_up_tokenization_spaces=False)
             rollout.messages.append({"role": "assistant", "content": text})
             if complete:
                 waiting.append((rollout, text))
