@@ -49,28 +49,27 @@ class Problem:
         return (self.segments >= 0).any(dim=1)
 
 
-def tool_gradients(model: Any, batch: Batch, *, rows: int | None = None) -> Tensor:
-    """`U`: the gradient of each rollout's summed tool-token log-probability, `[B, parameters]`."""
+def tool_gradients(model: Any, batch: Batch) -> Tensor:
+    """`U`: the gradient of each rollout's summed tool-token log-probability, `[B, parameters]`, by `B` passes."""
     from credit import Segment
 
     parameters = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.numel() for p in parameters)
-    count = len(batch.segments) if rows is None else rows
+    count = len(batch.segments)
     gradients = torch.zeros(count, size)
     model.eval()
     for row in range(count):
         on = batch.segments[row] == Segment.TOOL
         if not on.any():
             continue
-        kept = batch.prompt_mask[row].bool()
+        prompt = batch.prompt_ids[row][batch.prompt_mask[row]].to(model.device)
         length = int(batch.completion_mask[row].sum())
-        prompt, answer = batch.prompt_ids[row][kept], batch.completion_ids[row][:length]
+        answer = batch.completion_ids[row][:length].to(model.device)
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
         logp = torch.log_softmax(logits.float(), dim=-1).gather(-1, answer[:, None]).squeeze(-1)
-        parts = torch.autograd.grad(logp[on[:length]].sum(), parameters, allow_unused=True)
-        gradients[row] = torch.cat(
-            [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, parts, strict=True)]
-        )
+        parts = torch.autograd.grad(logp[on[:length].to(logp.device)].sum(), parameters, allow_unused=True)
+        filled = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, parts, strict=True))
+        gradients[row] = torch.cat([part.flatten().float() for part in filled]).cpu()
     return gradients
 
 
@@ -147,6 +146,12 @@ def centred_variance(problem: Problem, sigma: float, scale: Tensor | None = None
     centre = centring(problem) if scale is None else centring(problem) / scale[:, None]
     on_tool = torch.where(problem.has_tool[:, None], centre, 0.0)
     return sigma**2 * problem.weight**2 * float((on_tool.T @ problem.gram @ on_tool).trace())
+
+
+def directional_deviation(problem: Problem, sigma: float, scale: Tensor, along: Tensor) -> float:
+    """Standard deviation, over the noise, of `⟨g, d⟩` with `d = Σ along_i U_i`: `σ w ‖Cᵀ K along‖`, scaled as above."""
+    reach = torch.where(problem.has_tool, (problem.gram @ along) / scale, 0.0)
+    return sigma * problem.weight * float((centring(problem).T @ reach).norm())
 
 
 def expected_scale(problem: Problem, sigma: float) -> Tensor:

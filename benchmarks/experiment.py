@@ -20,21 +20,22 @@ class Comparison:
         estimator: on which gradient estimator.
         measured: mean over the redraws.
         error: Monte-Carlo standard error of `measured`.
-        predicted: what theory gives.
-        theory: "exact" where equality must hold up to Monte-Carlo error, "approximate" where no closed form exists.
+        predicted: what theory gives, if it gives anything.
+        theory: "exact" where equality must hold up to Monte-Carlo error, "approximate" where no closed form exists,
+            "none" where nothing is claimed.
     """
 
     quantity: str
     estimator: str
     measured: float
     error: float
-    predicted: float
+    predicted: float | None
     theory: str
 
     @property
     def holds(self) -> bool | None:
-        """Whether an exact prediction lies within four standard errors; None for an approximate one."""
-        if self.theory != "exact":
+        """Whether an exact prediction lies within four standard errors; None for any other."""
+        if self.theory != "exact" or self.predicted is None:
             return None
         return abs(self.measured - self.predicted) <= 4 * self.error + 1e-9 * abs(self.predicted)
 
@@ -47,7 +48,8 @@ def compare(problem: Problem, sigma: float, *, redraws: int = 4000, seed: int = 
 
     Estimators: *local*, the paper's (raw rewards, scale fixed, no baseline), for which theorem A.3 is stated; *fixed
     scale*, with the group mean taken off; and *GRPO* and *SLCA* as trained, fully normalised. For normalised GRPO the
-    theorem is not exact, since its mean and scale depend on the whole group; the line says "approximate".
+    theorem is not exact, since its mean and scale depend on the whole group; the line says "approximate". The
+    last lines vary prompts and rollouts too: there the paper claims no order, and either may be larger.
 
     Args:
         problem: rewards and Gram matrix of one batch.
@@ -78,6 +80,8 @@ def compare(problem: Problem, sigma: float, *, redraws: int = 4000, seed: int = 
         _cosine("SLCA", slca, reference, problem, 1.0),
         _flips("GRPO", grpo, reference, exact.flip_probability(problem, sigma)),
         _flips("SLCA", slca, reference, torch.zeros_like(reference)),
+        _unconditional("GRPO", grpo, problem),
+        _unconditional("SLCA", slca, problem),
     ]
 
 
@@ -86,9 +90,7 @@ def _variance(name: str, advantages: Tensor, problem: Problem, predicted: float,
     return Comparison("trace variance", name, measured, error, predicted, theory)
 
 
-def _cosine(
-    name: str, advantages: Tensor, reference: Tensor, problem: Problem, predicted: float
-) -> Comparison:
+def _cosine(name: str, advantages: Tensor, reference: Tensor, problem: Problem, predicted: float) -> Comparison:
     values = exact.cosines(advantages, reference, problem)
     theory = "exact" if name == "SLCA" else "approximate"
     error = float(values.std()) / math.sqrt(len(values))
@@ -105,69 +107,6 @@ def _flips(name: str, advantages: Tensor, reference: Tensor, probability: Tensor
     return Comparison("below-mean trajectory reinforced", name, float(shares.mean()), error, predicted, "exact")
 
 
-@dataclass(frozen=True)
-class NoisePlan:
-    """The race's noise and length, settled from the variance theorem before any race is run.
-
-    Both the tool reward's own deviation and the noise reach a tool token multiplied by the same `w U_i`, so theorem
-    A.3 makes the noise's share of the tool-token variance a ratio of reward variances:
-
-        share = σ² / (σ² + v),     v = mean within-group variance of R_tool + R_sum without noise.
-
-    Attributes:
-        tool_variance: mean within-group variance of the tool reward.
-        unified_variance: the same of the unified reward without noise (`v`).
-        share: share of the unified reward's variance that is noise.
-        sigma: the σ that gives this share.
-        efficiency: `√(v_tool / (v + σ²))`, how much of SLCA's drift along the tool signal GRPO keeps.
-        flips: expected share of below-mean tool trajectories that GRPO reinforces.
-        cosine: expected cosine of GRPO's tool gradient with the noise-free one.
-    """
-
-    tool_variance: float
-    unified_variance: float
-    share: float
-    sigma: float
-    efficiency: float
-    flips: float
-    cosine: float
-
-
-def noise_plan(problem: Problem, *, share: float = 0.9, sigma: float | None = None) -> NoisePlan:
-    """Choose σ for a wanted share of noise, or describe a given σ; see `NoisePlan`.
-
-    Raises:
-        ValueError: a share outside (0, 1), or a batch whose groups all agree: then no σ has a share.
-    """
-    from credit import SLCA
-
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"share must be between 0 and 1, got {share}")
-    tool = _within(problem, problem.tool)
-    unified = _within(problem, problem.tool + problem.summary)
-    if tool <= 0 or unified <= 0:
-        raise ValueError("no group of the batch has rollouts of different tool reward: nothing could be learned")
-    sigma = math.sqrt(unified * share / (1.0 - share)) if sigma is None else sigma
-    silent = torch.zeros(1, len(problem.tool), dtype=torch.float64)
-    reference = exact.tool_advantages(problem, SLCA(), silent)[0]
-    scale = exact.expected_scale(problem, sigma)
-    centred = exact.centring(problem) @ (problem.tool + problem.summary)
-    mean = torch.where(problem.has_tool, centred / scale.clamp(min=1e-12), 0.0)
-    variance = exact.centred_variance(problem, sigma, scale.clamp(min=1e-12))
-    flips = exact.flip_probability(problem, sigma)[reference < 0]
-    return NoisePlan(
-        tool_variance=tool,
-        unified_variance=unified,
-        share=sigma**2 / (sigma**2 + unified),
-        sigma=sigma,
-        efficiency=math.sqrt(tool / (unified + sigma**2)),
-        flips=float(flips.mean()) if len(flips) else 0.0,
-        cosine=exact.expected_cosine(mean, reference, variance, problem),
-    )
-
-
-def _within(problem: Problem, rewards: Tensor) -> float:
-    """Mean unbiased within-group variance over the rows that have a tool segment."""
-    groups = [rewards[problem.has_tool & (problem.group == group)] for group in problem.group.unique()]
-    variances = [values.var() for values in groups if len(values) > 1]
-    return float(torch.stack(variances).mean()) if variances else 0.0
+def _unconditional(name: str, advantages: Tensor, problem: Problem) -> Comparison:
+    variance = exact.group_variance(advantages, problem)
+    return Comparison("variance over prompts and rollouts too", name, variance, math.nan, None, "none")

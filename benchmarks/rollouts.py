@@ -79,9 +79,11 @@ def make_trainer(
         output: folder of the trainer.
         callbacks: of the trainer.
     """
-    from credit.adapters.trl import CreditGRPOTrainer
     from datasets import Dataset
+    from transformers import PrinterCallback
     from trl import GRPOConfig
+
+    from credit.adapters.trl import CreditGRPOTrainer
 
     args = GRPOConfig(
         output_dir=str(output),
@@ -119,6 +121,7 @@ def make_trainer(
         callbacks=list(callbacks),
         **_answering(own_tools, sizes.tool_turns),
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.score_log = log
     return trainer
 
@@ -128,10 +131,10 @@ def _answering(own_tools: bool, turns: int) -> dict[str, Any]:
         from benchmarks.office import TOOLS
 
         return {"tools": list(TOOLS)}
+    from benchmarks.bfcl import respond
     from credit.adapters.trl_rollout import ToolRollout
-    from rewards.simulator import answer_calls
 
-    return {"rollout_func": ToolRollout(answer_calls, max_turns=turns)}
+    return {"rollout_func": ToolRollout(respond, max_turns=turns)}
 
 
 def collect(trainer: Any, rows: Sequence[dict[str, Any]], *, copies: int, seed: int) -> Batch:
@@ -154,15 +157,15 @@ def collect(trainer: Any, rows: Sequence[dict[str, Any]], *, copies: int, seed: 
         output = trainer._generate_and_score_completions(inputs)
     trainer.model.train()
     torch.set_rng_state(state)
-    completion_mask = output["completion_mask"].bool()
-    tool_mask = output.get("tool_mask")
+    held = {key: value.cpu() for key, value in output.items() if isinstance(value, torch.Tensor)}
+    shown = held["completion_mask"].bool()
     return Batch(
-        prompt_ids=output["prompt_ids"],
-        prompt_mask=output["prompt_mask"],
-        completion_ids=output["completion_ids"],
-        completion_mask=output["completion_mask"],
-        learnable=completion_mask if tool_mask is None else completion_mask & tool_mask.bool(),
-        segments=output["segments"],
+        prompt_ids=held["prompt_ids"],
+        prompt_mask=held["prompt_mask"].bool(),
+        completion_ids=held["completion_ids"],
+        completion_mask=shown,
+        learnable=shown & held["tool_mask"].bool() if "tool_mask" in held else shown,
+        segments=held["segments"],
         group=torch.arange(len(rows)).repeat_interleave(copies),
         scores=trainer.score_log.scores,
         messages=trainer.score_log.messages,

@@ -8,7 +8,6 @@ Both rewards are picklable callables with TRL's signature. Columns they read: `g
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -102,17 +101,14 @@ def score_rollout(
     """Every metric of one rollout, from its messages alone."""
     from rewards import parse_tool_calls, process_score
 
-    turns = assistant_turns(completion)
+    turns = [parse_tool_calls(turn) for turn in assistant_turns(completion)]
     score = process_score(turns, gold, tools)
-    parsed = [parse_tool_calls(turn) for turn in turns]
-    names = Counter(call.name for turn in parsed for call in turn.calls)
-    wanted = Counter(call["name"] for step in gold for call in step)
     return RolloutScore(
         process=score.total,
         success=float(score.success),
-        tool_turns=sum(turn.num_open > 0 for turn in parsed),
-        calls=names.total(),
-        redundant=(names - wanted).total(),
+        tool_turns=score.tool_turns,
+        calls=sum(len(turn.calls) for turn in turns),
+        redundant=score.redundant_calls,
         summary=summary_score(completion, facts),
     )
 
@@ -137,9 +133,7 @@ class ProcessReward:
     ) -> list[float]:
         from rewards import process_score
 
-        rows = zip(
-            rollout_messages or completions, _decoded(gold, len(gold)), _decoded(tools, len(tools)), strict=True
-        )
+        rows = zip(rollout_messages or completions, _decoded(gold, len(gold)), _decoded(tools, len(tools)), strict=True)
         return [process_score(assistant_turns(row), steps, schemas).total for row, steps, schemas in rows]
 
 

@@ -89,9 +89,7 @@ def _single(rng: random.Random, day: int) -> Task:
         return Task("single", f"Book {room} at {hour}.", [[call]], waste, answer, [code], day)
     a, b = rng.randint(10, 49), rng.randint(10, 49)
     call = _call("add", a=a, b=b)
-    return Task(
-        "single", f"What is {a} plus {b}?", [[call]], [[call, call]], f"It is {a + b}.", [str(a + b)], day
-    )
+    return Task("single", f"What is {a} plus {b}?", [[call]], [[call, call]], f"It is {a + b}.", [str(a + b)], day)
 
 
 def _parallel(rng: random.Random, day: int) -> Task:

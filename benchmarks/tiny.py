@@ -28,7 +28,8 @@ def build_tokenizer(texts: Iterable[str], values: Sequence[str], vocab_size: int
 
     tokenizer = Tokenizer(models.BPE())
     # Role headers too: a prompt ends after one, and a merge across it would give training other ids than generation.
-    apart = Regex(rf"\b(?:{'|'.join(map(re.escape, values))})\b|[0-9]|(?:system|user|assistant)\n")
+    words = [rf"\b(?:{'|'.join(map(re.escape, values))})\b"] if values else []
+    apart = Regex("|".join([*words, "[0-9]", r"(?:system|user|assistant)\n"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(apart, behavior="isolated"),
@@ -52,8 +53,17 @@ def build_tokenizer(texts: Iterable[str], values: Sequence[str], vocab_size: int
     return add_response_schema(fast)
 
 
+def render(conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None) -> list[str]:
+    """Conversations as text, in the template of `build_tokenizer`."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+    from trl.chat_template_utils import qwen3_instruct_2507_chat_template
+
+    texts, _ = render_jinja_template(list(conversations), tools=tools, chat_template=qwen3_instruct_2507_chat_template)
+    return list(texts)
+
+
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Texts cut at special tokens and tags: the trainer would learn merges across them, the tokenizer never uses them."""
+    """Texts cut at special tokens and tags: merges across them would be learned, and never used."""
     cut = re.compile("|".join(map(re.escape, SPECIAL + TAGS)))
     for text in texts:
         yield from filter(None, cut.split(text))
@@ -86,7 +96,7 @@ def build_model(tokenizer: Any, *, hidden: int = 128, layers: int = 2, experts: 
         num_experts_per_tok=2,
         norm_topk_prob=True,
         tie_word_embeddings=True,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         experts_implementation="grouped_mm",

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.tasks import Task
-
 Progress = Callable[[int, float], None]
 
 
@@ -28,8 +26,9 @@ def encode(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokenize
     Trained: every assistant token, the end of turn included. Protocol: those that overlap a call's tags, its
     name or an argument key (RIVET's format tokens); a token that is partly protocol counts whole.
     """
-    from rewards import parse_tool_calls
     from trl.chat_template_utils import get_training_chat_template
+
+    from rewards import parse_tool_calls
 
     rendered = tokenizer.apply_chat_template(
         messages,
@@ -64,14 +63,8 @@ def _runs(mask: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 def _protocol_spans(call: Any) -> list[tuple[int, int]]:
     low, high = call.span
-    spans = [(low, low + len("<tool_call>")), (high - len("</tool_call>"), high), *call.key_spans]
+    spans = [(low, low + len("<tool_call>")), (high - len("</tool_call>"), high), *call.key_spans.values()]
     return [span for span in (*spans, call.name_span) if span is not None]
-
-
-def habits(tasks: Sequence[Task], seed: int, wasteful: float = 0.5) -> list[list[dict[str, Any]]]:
-    """One conversation a task, wasteful with the given probability."""
-    rng = random.Random(seed)
-    return [task.messages(wasteful=rng.random() < wasteful) for task in tasks]
 
 
 def train(
@@ -79,7 +72,7 @@ def train(
     examples: Sequence[Example],
     *,
     steps: int,
-    batch_size: int = 32,
+    batch_size: int = 16,
     learning_rate: float = 3e-3,
     format_weight: float = 0.5,
     seed: int = 0,
@@ -112,7 +105,8 @@ def train(
     model.train()
     losses = []
     for step in range(steps):
-        ids, attention, trained, protocol = collate(rng.choices(examples, k=batch_size), pad)
+        chosen = collate(rng.choices(examples, k=batch_size), pad)
+        ids, attention, trained, protocol = (tensor.to(model.device) for tensor in chosen)
         # The only shift by one: position t predicts token t + 1.
         logits = model(input_ids=ids[:, :-1], attention_mask=attention[:, :-1]).logits
         logp = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
