@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 # depend on how deep the caller's own stack is, and the schema validator (native code) cannot overflow its stack.
 MAX_DEPTH = 128
 
+_SCALARS = (str, int, float, type(None))
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}"
@@ -71,10 +72,12 @@ def depth_exceeds(value: object, limit: int = MAX_DEPTH) -> bool:
     for _ in range(limit + 1):
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, Mapping):
-                inner.extend(item.values())
-            elif isinstance(item, (list, tuple)):
+            if isinstance(item, _SCALARS):
+                continue
+            if isinstance(item, (list, tuple)):
                 inner.extend(item)
+            elif isinstance(item, Mapping):
+                inner.extend(item.values())
         if not inner:
             return False
         level = inner

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any, Literal
 
-from rewards._json import decode, elements, members, string_offsets
+from rewards._json import decode, members, string_offsets
 
 Span = tuple[int, int]
 Status = Literal["ok", "invalid_json", "not_an_object", "missing_name", "invalid_arguments", "unclosed"]
@@ -36,7 +35,7 @@ class ToolCall:
     block: int = 0
     notes: tuple[str, ...] = ()
     _text: str = field(default="", repr=False, compare=False)
-    _value: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
+    _start: int = field(default=-1, repr=False, compare=False)
 
     @cached_property
     def name_span(self) -> Span | None:
@@ -59,12 +58,9 @@ class ToolCall:
         return {key: (offsets[i], offsets[j]) for key, i, j, _, _ in members(inner, 0)}
 
     def _members(self) -> dict[str, tuple[int, int, int, int]]:
-        start, index = self._value
-        if start < 0:
+        if self._start < 0:
             return {}
-        if index >= 0:
-            start = next(islice(elements(self._text, start), index, None))
-        return {key: (first, last, begin, end) for key, first, last, begin, end in members(self._text, start)}
+        return {key: (i, j, start, end) for key, i, j, start, end in members(self._text, self._start)}
 
 
 @dataclass(frozen=True)

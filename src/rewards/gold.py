@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from rewards._json import decode
@@ -52,7 +53,7 @@ class Gold:
 
     steps: tuple[tuple[GoldCall, ...], ...] = ()
 
-    @property
+    @cached_property
     def flat(self) -> tuple[GoldCall, ...]:
         """The calls of all steps."""
         return tuple(call for step in self.steps for call in step)

@@ -2,11 +2,23 @@
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from rewards._json import Decoded, decode_at, skip_space
-from rewards.calls import ParsedCalls, Span, Think, ToolCall, read_call, register_format
+from rewards._json import Decoded, decode_at, elements, skip_space
+from rewards.calls import ParsedCalls, Status, Think, ToolCall, read_call, register_format
+
+# No honest text comes near it; what matching and answering cost grows with the number of calls.
+MAX_ATTEMPTS = 8192
 
 _TAG = re.compile(r"</?tool_call>|</?think>")
+_TOO_MANY = f"more than {MAX_ATTEMPTS} attempts in one text; the rest is not read"
+
+
+class _Block(NamedTuple):
+    start: int
+    number: int
+    values: list[Decoded]
+    room: int
 
 
 def _next_tag(text: str, start: int) -> int:
@@ -14,8 +26,8 @@ def _next_tag(text: str, start: int) -> int:
     return tag.start() if tag else len(text)
 
 
-def _values(text: str, start: int) -> tuple[list[Decoded], int]:
-    """The values after an opening tag, ending with the first thing that is not one, and where to look for the next tag.
+def _values(text: str, start: int, room: int) -> tuple[list[Decoded], int]:
+    """At most `room` values after an opening tag, up to the first thing that is not one; and where to look for a tag.
 
     A failed decode costs as much as the text before its error (Python counts the lines there), so each gets a window
     that ends at a tag, and the window doubles while it ends inside a string. Two attempts that overlap disagree on
@@ -25,6 +37,9 @@ def _values(text: str, start: int) -> tuple[list[Decoded], int]:
     base, end = start, _next_tag(text, start)
     window, at = text[base:end], skip_space(text, start)
     while at < len(text) and not _TAG.match(text, at):
+        if len(found) == room:
+            found.append(Decoded(None, _TOO_MANY, at, at))
+            break
         value = decode_at(window, at - base)
         if value.cut and end < len(text):
             base, end = at, _next_tag(text, at + 2 * (end - at))
@@ -37,44 +52,52 @@ def _values(text: str, start: int) -> tuple[list[Decoded], int]:
     return found, at
 
 
-def _attempts(text: str, values: list[Decoded], span: Span, block: int, closed: bool) -> list[ToolCall]:
+def _attempts(text: str, block: _Block, end: int, closed: bool) -> list[ToolCall]:
     """The calls of one block."""
     calls: list[ToolCall] = []
-    for found in values or [Decoded(None, "nothing between the tags", -1, -1)]:
+    span = (block.start, end)
+    failed: Status = "invalid_json" if closed else "unclosed"
+    for found in block.values or [Decoded(None, "nothing between the tags", -1, -1)]:
         if found.reason is not None:
-            calls.append(ToolCall("", {}, "invalid_json" if closed else "unclosed", found.reason, span, block))
+            calls.append(ToolCall("", {}, failed, found.reason, span, block.number))
             continue
         listed = isinstance(found.value, list) and bool(found.value)
-        for index, value in enumerate(found.value if listed else [found.value]):
+        starts = elements(text, found.start) if listed else iter((found.start,))
+        for value, start in zip(found.value if listed else [found.value], starts):
+            if len(calls) > block.room:
+                calls[-1] = ToolCall("", {}, failed, _TOO_MANY, span, block.number)
+                return calls
             name, arguments, status, reason, notes = read_call(value)
             if not closed:
                 status, reason = "unclosed", "no closing tag"
-            place = (found.start, index if listed else -1) if isinstance(value, Mapping) else (-1, -1)
             notes = (*notes, "list") if listed else notes
-            calls.append(ToolCall(name, arguments, status, reason, span, block, notes, text, place))
+            place = start if isinstance(value, Mapping) else -1
+            calls.append(ToolCall(name, arguments, status, reason, span, block.number, notes, text, place))
     return calls
 
 
 def parse_hermes(text: str, think: Think = "reasoning") -> ParsedCalls:
     """Read the tool calls of one text; see `rewards.parse_tool_calls`."""
     calls: list[ToolCall] = []
-    num_open = num_close = 0
-    values: list[Decoded] = []
-    opened = -1
-    at, thought = 0, False
+    num_open = num_close = at = 0
+    block: _Block | None = None
+    thought = False
 
     while tag := _TAG.search(text, at):
         at, kind = tag.end(), tag.group()
         if kind == "</tool_call>":
             num_close += 1
-            if opened >= 0:
-                calls += _attempts(text, values, (opened, at), num_open - 1, closed=True)
-            opened = -1
+            if block:
+                calls += _attempts(text, block, at, closed=True)
+            block = None
         elif kind == "<tool_call>":
-            if opened >= 0:
-                calls += _attempts(text, values, (opened, tag.start()), num_open - 1, closed=False)
-            opened, num_open = tag.start(), num_open + 1
-            values, at = _values(text, at)
+            if block:
+                calls += _attempts(text, block, tag.start(), closed=False)
+            block, num_open = None, num_open + 1
+            # Beyond the bound only tags are counted, so that no later block is valid.
+            if len(calls) <= MAX_ATTEMPTS:
+                values, at = _values(text, at, MAX_ATTEMPTS - len(calls))
+                block = _Block(tag.start(), num_open - 1, values, MAX_ATTEMPTS - len(calls))
         elif think == "text":
             continue
         elif kind == "<think>":
@@ -83,9 +106,9 @@ def parse_hermes(text: str, think: Think = "reasoning") -> ParsedCalls:
             at = len(text) if end < 0 else end + len("</think>")
         elif not thought:
             # The prompt opened the think block: what came before its end was reasoning.
-            calls, num_open, num_close, opened, thought = [], 0, 0, -1, True
-    if opened >= 0:
-        calls += _attempts(text, values, (opened, len(text)), num_open - 1, closed=False)
+            calls, num_open, num_close, block, thought = [], 0, 0, None, True
+    if block:
+        calls += _attempts(text, block, len(text), closed=False)
     return ParsedCalls(tuple(calls), num_open, num_close)
 
 

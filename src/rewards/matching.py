@@ -12,6 +12,7 @@ from rewards.gold import Accepted, as_value
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?", re.ASCII)
 # Python refuses to read longer integers, and "1e99999" written out would be one.
 _MOST_DIGITS = 4300
+_NONE: Mapping[str, Any] = {}
 
 Schema = Mapping[str, Any] | bool | None
 _Key = tuple[str, Any]
@@ -52,16 +53,16 @@ def loose_match(predicted: Any, gold: Any, schema: Schema = None) -> bool:
 def _matches(predicted: Any, gold: Any, schema: Schema) -> bool:
     if isinstance(gold, Accepted):
         return any(_matches(predicted, value, schema) for value in gold.values)
-    if isinstance(gold, Mapping):
+    if type(gold) is type(predicted) and isinstance(gold, (str, int)) and gold == predicted:
+        return True
+    if isinstance(gold, dict):
         return isinstance(predicted, Mapping) and _objects_match(predicted, gold, schema)
-    if isinstance(gold, (list, tuple)):
+    if isinstance(gold, list):
         return (
             isinstance(predicted, (list, tuple))
             and len(predicted) == len(gold)
             and all(_matches(p, g, _item(schema, i)) for i, (p, g) in enumerate(zip(predicted, gold)))
         )
-    if isinstance(predicted, (Mapping, list, tuple)):
-        return False
     ours, theirs = _key(predicted), _key(gold)
     if ours is None or theirs is None:
         return False
@@ -78,7 +79,9 @@ def _key(value: Any) -> _Key | None:
         return "number", value
     if isinstance(value, float):
         return None if math.isnan(value) else ("number", value)
-    text = str(value).strip()
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
     number = _NUMBER.fullmatch(text)
     if number is None or len(text) > _MOST_DIGITS:
         return "text", text.casefold()
@@ -144,12 +147,12 @@ def _is_null(gold: Any) -> bool:
 
 
 def _member(schema: Schema, key: str) -> Schema:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties.get(key) if isinstance(properties, Mapping) else None
+    member: Schema = schema.get("properties", _NONE).get(key) if isinstance(schema, dict) else None
+    return member
 
 
 def _item(schema: Schema, index: int) -> Schema:
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return None
     first: Sequence[Schema] = schema.get("prefixItems") or ()
     items: Schema = first[index] if index < len(first) else schema.get("items")
@@ -157,13 +160,13 @@ def _item(schema: Schema, index: int) -> Schema:
 
 
 def _may_be_missing(schema: Schema, key: str) -> bool:
-    if not isinstance(schema, Mapping) or key in (schema.get("required") or ()):
+    if not isinstance(schema, dict) or key in (schema.get("required") or ()):
         return False
     return _allows_null(_member(schema, key))
 
 
 def _allows_null(schema: Schema) -> bool:
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema is True
     if schema.get("nullable") is True:
         return True

@@ -44,13 +44,14 @@ def reference_rule(
     steps = read_turns(turns)
     expected = as_gold(gold, row)
     toolset = None if tools is None else as_toolset(tools)
-    predicted = [call for step in steps for call in step.valid]
+    made = [step.valid for step in steps]
     valid = sum(valid_blocks(step, toolset) for step in steps)
     if not valid == sum(step.num_open for step in steps) == sum(step.num_close for step in steps):
         return False
+    predicted = [call for calls in made for call in calls]
     if Counter(call.name for call in predicted) != Counter(call.name for call in expected.flat):
         return False
-    if first_step(steps) != len(expected.steps[0] if expected.steps else ()):
+    if first_step(made) != first_step(expected.steps):
         return False
     return all(
         sum(not table[i][j].missed_required for i, j in best_pairs(table, lambda pair: float(not pair.missed_required)))

@@ -115,12 +115,14 @@ def process_score(
     """
     steps = read_turns(turns)
     expected = as_gold(gold, row)
-    predicted = [call for step in steps for call in step.valid]
+    made = [step.valid for step in steps]
+    predicted = [call for calls in made for call in calls]
     toolset = None if tools is None else as_toolset(tools)
+    common = _common(predicted, expected.flat)
     parts = {
         "format": _format(steps, toolset, bool(expected.steps)),
-        "name": _name(predicted, expected.flat),
-        "parallel": float(first_step(steps) == len(expected.steps[0] if expected.steps else ())),
+        "name": 2 * common / (len(predicted) + len(expected.flat)) if predicted or expected.flat else 1.0,
+        "parallel": float(first_step(made) == first_step(expected.steps)),
         **_arguments(predicted, expected.flat, toolset, weights),
     }
     total = math.fsum(getattr(weights, part) * score for part, score in parts.items())
@@ -128,7 +130,7 @@ def process_score(
         **parts,
         total=total,
         success=total >= 0.9 - _ROUNDING,
-        redundant_calls=len(predicted) - _common(predicted, expected.flat),
+        redundant_calls=len(predicted) - common,
         tool_turns=sum(bool(step.calls) for step in steps),
     )
 
@@ -154,9 +156,9 @@ def valid_blocks(step: ParsedCalls, tools: ToolSet | None) -> int:
     return sum(blocks.values())
 
 
-def first_step(steps: Sequence[ParsedCalls]) -> int:
-    """Number of calls in the first turn that has any."""
-    return next((len(step.valid) for step in steps if step.valid), 0)
+def first_step(steps: Sequence[Sequence[object]]) -> int:
+    """Number of calls in the first step that has any."""
+    return next((len(calls) for calls in steps if calls), 0)
 
 
 def group_by_name(
@@ -184,12 +186,12 @@ def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: 
 
 
 def _common(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
-    return (Counter(call.name for call in predicted) & Counter(call.name for call in gold)).total()
-
-
-def _name(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> float:
-    both = len(predicted) + len(gold)
-    return 2 * _common(predicted, gold) / both if both else 1.0
+    wanted, both = Counter(call.name for call in gold), 0
+    for call in predicted:
+        if wanted.get(call.name):
+            wanted[call.name] -= 1
+            both += 1
+    return both
 
 
 def _arguments(

@@ -1,6 +1,5 @@
 """Rows as they lie on disk. A malformed row is reported with its file and line, and the rest goes on."""
 
-import json
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
 from rewards.rows import MalformedRowError, Report, RowError, read_lines, warn_of_row
-from rewards.schema import ToolSchemaError, ToolSet, compile_schema
+from rewards.schema import ToolSchemaError, ToolSet, is_instance
 from rewards.trajectories import Trajectory
 
 # BFCL writes the types of Python, Java and JavaScript. "" stands for a type it does not know.
@@ -177,7 +176,7 @@ def _widened(schema: Any, accepted: Accepted) -> Any:
     refused = []
     for value in accepted.values:
         plain = Gold(((GoldCall("", {"value": value}),),)).calls()[0][0]["arguments"]["value"]
-        if not compile_schema(json.dumps(schema, sort_keys=True))[0].is_valid(plain):
+        if not is_instance(plain, schema):
             refused.append(_type_name(plain))
     return {"anyOf": [schema, {"type": sorted(set(refused))}]} if refused else schema
 

@@ -57,12 +57,14 @@ class ToolSet(Sequence[Mapping[str, Any]]):
         self._tools = tuple(tools)
         self._validators: dict[str, Any] = {}
         self._functions: dict[str, Mapping[str, Any]] = {}
+        self._parameters: dict[str, Any] = {}
         for index, tool in enumerate(self._tools):
             function = _function(tool, index)
             name = function["name"]
             if name in self._functions and self._functions[name] != function:
                 raise ToolSchemaError(f"tools[{index}]: tool {name!r} is defined twice")
             self._functions[name] = function
+            self._parameters[name] = function.get("parameters")
             self._validators[name] = _validator(name, function.get("parameters"))
 
     def __len__(self) -> int:
@@ -75,10 +77,9 @@ class ToolSet(Sequence[Mapping[str, Any]]):
         """The tool of that name, without the outer `{"type": "function"}`; None if there is none."""
         return self._functions.get(name)
 
-    def parameters(self, name: str) -> Mapping[str, Any] | None:
+    def parameters(self, name: str) -> Any:
         """The schema of that tool's arguments; None if there is none."""
-        parameters = self._functions.get(name, {}).get("parameters")
-        return parameters if isinstance(parameters, Mapping) else None
+        return self._parameters.get(name)
 
     def is_valid(self, call: ToolCall) -> bool:
         """`not self.validate(call)`, without the words."""
@@ -171,23 +172,36 @@ def _problem(error: Any) -> Problem:
 
 
 def _validator(name: str, parameters: object) -> Any:
-    if parameters is None:
-        parameters = {"type": "object"}
-    if not isinstance(parameters, (Mapping, bool)):
-        raise ToolSchemaError(f"tool {name!r}: parameters: expected a schema, got {type(parameters).__name__}")
-    if depth_exceeds(parameters):
-        raise ToolSchemaError(f"tool {name!r}: parameters: nested deeper than {MAX_DEPTH}")
-    try:
-        compiled, error = compile_schema(json.dumps(parameters, sort_keys=True))
-    except (TypeError, ValueError) as reason:
-        raise ToolSchemaError(f"tool {name!r}: parameters are not JSON: {reason}") from reason
+    compiled, error = _compiled({"type": "object"} if parameters is None else parameters)
     if error:
-        raise ToolSchemaError(f"tool {name!r}: {error}")
+        raise ToolSchemaError(f"tool {name!r}: parameters{error}")
     return compiled
 
 
+def schema_error(schema: object) -> str:
+    """What is wrong with a schema; "" if nothing."""
+    return _compiled(schema)[1]
+
+
+def is_instance(value: Any, schema: object) -> bool:
+    """Whether a value fits a sound schema."""
+    return bool(_compiled(schema)[0].is_valid(value))
+
+
+def _compiled(schema: object) -> tuple[Any, str]:
+    if not isinstance(schema, (Mapping, bool)):
+        return None, f": expected a schema, got {type(schema).__name__}"
+    if depth_exceeds(schema):
+        return None, f": nested deeper than {MAX_DEPTH}"
+    try:
+        canonical = json.dumps(schema, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        return None, f": not JSON: {error}"
+    return _compile(canonical)
+
+
 @lru_cache(maxsize=16384)
-def compile_schema(schema: str) -> tuple[Any, str]:
+def _compile(schema: str) -> tuple[Any, str]:
     """The compiled validator of a schema's canonical JSON, or what is wrong with the schema."""
     try:
         import jsonschema_rs
@@ -209,9 +223,9 @@ def _schema_error(schema: Any, error: Any) -> str:
     try:
         from jsonschema import Draft202012Validator, SchemaError
     except ImportError:
-        return f"parameters: {error}"
+        return f": {error}"
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as worse:
-        return f"{'.'.join(['parameters', *map(str, worse.absolute_path)])}: {worse.message}"
-    return f"parameters: {getattr(error, 'message', error)}"
+        return f"{''.join(f'.{step}' for step in worse.absolute_path)}: {worse.message}"
+    return f": {getattr(error, 'message', error)}"

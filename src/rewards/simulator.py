@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from rewards._json import canonical, depth_exceeds
 from rewards.calls import ToolCall, parse_tool_calls
 from rewards.process import Tools
-from rewards.schema import Problem, as_call, as_toolset
+from rewards.schema import Problem, as_call, as_toolset, schema_error
 
 # Keys under which tool catalogues keep the schema of an answer.
 _ANSWER_SCHEMAS = ("outputSchema", "output_schema", "returns", "response")
@@ -69,7 +70,8 @@ class DeterministicMocker:
         text = json.dumps([self.seed, call.name, arguments])
         draw = random.Random(hashlib.blake2b(text.encode()).digest())
         schema = next((function[key] for key in _ANSWER_SCHEMAS if key in function), None) if function else None
-        if isinstance(schema, Mapping):
+        # Catalogues are loose about answers ("returns": "str"): what is no schema gives no shape.
+        if isinstance(schema, Mapping) and not schema_error(schema):
             return json.dumps(_shaped(schema, draw, 0))
         answer = {"status": "success", "id": f"{draw.getrandbits(32):08x}", "result": draw.choice(_WORDS)}
         return json.dumps(answer)
@@ -177,9 +179,11 @@ def _shaped(schema: object, draw: random.Random, depth: int) -> Any:
         most = max(least, min(int(schema.get("maxItems", 3)), 8))
         return [_shaped(schema.get("items"), draw, depth + 1) for _ in range(draw.randint(least, most))]
     if kind in ("integer", "number"):
-        low = schema.get("minimum", 0)
+        low = schema.get("minimum", min(0, schema.get("maximum", 0)))
         high = max(low, schema.get("maximum", low + 1000))
-        return draw.randint(int(low), int(high)) if kind == "integer" else round(draw.uniform(low, high), 2)
+        if kind == "integer":
+            return draw.randint(math.ceil(low), max(math.ceil(low), math.floor(high)))
+        return min(max(round(draw.uniform(low, high), 2), low), high)
     if kind in ("boolean", "null"):
         return draw.random() < 0.5 if kind == "boolean" else None
     return f"{draw.choice(_WORDS)}-{draw.randrange(1000):03d}"
