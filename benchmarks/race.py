@@ -46,7 +46,7 @@ class Race:
     seeds: int
     sizes: Sizes = field(default_factory=Sizes)
     own_tools: bool = False
-    copies: int = 2
+    copies: int = 4
     probes: int = 8
 
 

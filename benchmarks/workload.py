@@ -45,11 +45,11 @@ class Workload:
         if not self.own_tools:
             return self, 0
         train, test = list(filter(fits, self.train)), list(filter(fits, self.held_out))
-        if not train or not test:
-            raise ValueError(f"no prompt of {len(self.train)} + {len(self.held_out)} has at most {max_prompt} tokens")
-        dropped = len(self.train) + len(self.held_out) - len(train) - len(test)
         kept = [pair for pair in self.conversations if fits({"prompt": pair[0], "tools": json.dumps(pair[1])})]
-        return replace(self, train=train, held_out=test[:held_out], conversations=kept or self.conversations), dropped
+        if not (train and test and kept):
+            raise ValueError(f"max_prompt: too few rows of {len(self.conversations)} have at most {max_prompt} tokens")
+        dropped = len(self.train) + len(self.held_out) - len(train) - len(test)
+        return replace(self, train=train, held_out=test[:held_out], conversations=kept), dropped
 
 
 def office(*, train: int = 600, held_out: int = 96, warm: int = 4000, seed: int = 0) -> Workload:
@@ -150,18 +150,21 @@ def answered(
 
 
 def serialised(messages: Sequence[Message]) -> list[Message]:
-    """The wasteful way through a conversation: its first call doubled in one step, the others one at a time."""
+    """The wasteful way through a conversation: one call at a time, and its very first call made twice.
+
+    The second copy stands beside the first where the step has one call, and in a step of its own where it has
+    several: either way the first step has another number of calls than gold's.
+    """
     wasteful: list[Message] = []
-    doubled = False
+    first = True
     for at, message in enumerate(messages):
         calls = message.get("tool_calls") or []
-        if message["role"] == "tool":
-            continue
-        if not calls:
+        answers = messages[at + 1 : at + 1 + len(calls)]
+        if message["role"] != "tool" and not calls:
             wasteful.append(message)
-        for call, answer in zip(calls, messages[at + 1 : at + 1 + len(calls)], strict=True):
-            copies = 1 if doubled else 2
-            doubled = True
-            wasteful.append({**message, "tool_calls": [call] * copies})
-            wasteful += [answer] * copies
+        for call, answer in zip(calls, answers, strict=True):
+            alone = first and len(calls) == 1
+            step = [{**message, "tool_calls": [call] * (1 + alone)}, *[answer] * (1 + alone)]
+            wasteful += step * (1 + (first and not alone))
+            first = False
     return wasteful
