@@ -59,7 +59,6 @@ def tool_tokenizer(tokenizer: Any) -> Any:
 
     tokenizer.chat_template = qwen2_5_training_chat_template
     tokenizer.pad_token = "<|endoftext|>"
-    tokenizer.padding_side = "left"
     return tokenizer
 
 
@@ -69,7 +68,12 @@ def load_model(folder: str | Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder)
+    # A trained MoE is saved with it on, and then its balance loss breaks on every cached step of generation.
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.padding_side = "left"  # not kept in a saved tokenizer
+    return model, tokenizer
 
 
 def bf16_is_faster(repeats: int = 5) -> bool:
