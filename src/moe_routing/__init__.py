@@ -6,7 +6,7 @@ from moe_routing.consensus import consensus_agreement, consensus_experts, consen
 from moe_routing.fields import FieldKind, count_fields, count_pairs, field_ids
 from moe_routing.gate import EntropyGate
 from moe_routing.hooks import RouterInjection, register_injection, steer_router
-from moe_routing.information import TurnStatistics, turn_control, turn_objective, turn_usage
+from moe_routing.information import TurnStatistics, turn_usage
 from moe_routing.injection import add_injection, injection_survival, router_gradient, router_injection
 from moe_routing.metrics import (
     coefficient_of_variation,
@@ -25,6 +25,7 @@ from moe_routing.policy import kappa_advantage_objective, kappa_ratio_objective
 from moe_routing.router import router_log_probs, router_probs
 from moe_routing.specialization import RoutingDrift, routing_drift, specialization_gap
 from moe_routing.sums import SumCount
+from moe_routing.turns import turn_control, turn_objective
 from moe_routing.variants import outlier_reg, routing_reg, switch_reg, turn_switch_reg
 
 __all__ = [

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,13 +42,15 @@ def code_api_names(turn: object) -> list[str]:
 
 
 def _names_of_block(code: str) -> list[str]:
+    reader = _ApiReader()
     try:
-        tree = ast.parse(code)
+        with warnings.catch_warnings():
+            # An agent's invalid escape is no concern of the person who trains it.
+            warnings.simplefilter("ignore")
+            reader.visit(ast.parse(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         blank = _STRING_OR_COMMENT.sub(lambda match: '""' if match.group()[0] != "#" else "", code)
         return [f"{app}.{method}" for app, method in _CALL.findall(blank)]
-    reader = _ApiReader()
-    reader.visit(tree)
     return reader.names
 
 

@@ -94,7 +94,7 @@ def shift_rows(x: Shaped[Tensor, "tokens *rest"]) -> Shaped[Tensor, "tokens *res
     return x.roll(1, 0)
 
 
-def recorded_rows(selected: Int[Tensor, "tokens k"]) -> Bool[Tensor, " tokens"]:
+def recorded_rows(selected: Int[Tensor, "*layers tokens k"]) -> Bool[Tensor, "*layers tokens"]:
     """True where the selection is known: engines mark padding rows of a recorded route with -1."""
     return (selected >= 0).all(-1)
 

@@ -59,7 +59,12 @@ class EntropyGate:
 
     def state_dict(self) -> dict[str, float]:
         """What a resumed run needs to gate as the first one would have."""
-        return {"is_open": self.is_open, "entropy": self.entropy, "calls": self.calls, "openings": self.openings}
+        return {
+            "is_open": float(self.is_open),
+            "entropy": self.entropy,
+            "calls": float(self.calls),
+            "openings": float(self.openings),
+        }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore :meth:`state_dict`."""
