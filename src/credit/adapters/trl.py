@@ -22,6 +22,8 @@ from credit.adapters.trl_components import environment_reward, refuse_options, r
 from credit.adapters.trl_metrics import clip_limits, over_ranks, segment_metrics
 from credit.stats import ClipStatistics, SegmentStatistics
 
+_PER_TOKEN = ("advantages", "old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+
 
 class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types to check against
     """TRL's GRPO trainer with credit routed to the segments of each rollout.
@@ -106,9 +108,6 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         required = rows_that_must_call(inputs, self.tool_required)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         mask = learnable_mask(output)
-        for key in ("old_per_token_logps", "ref_per_token_logps"):
-            if key in output:
-                output[key] = select(mask, output[key])
         segments = tool_summary_segments(mask, final=self.final, completion_mask=output["completion_mask"])
         called = rows_with_call(output["completion_ids"], mask, self._scored[1], self._tokenizer)
         flags = torch.tensor([required, called], device=mask.device).T.contiguous()
@@ -151,13 +150,14 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._mask is not None:
-            # TRL multiplies by its mask, and 0 * inf is NaN; selecting keeps masked tokens out both ways.
             logps, entropies = select(self._mask, logps), select(self._mask, entropies)
             self._logps = logps.detach()
         return logps, entropies, aux_loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # TRL multiplies by its mask, and 0 * inf is NaN; selecting keeps masked tokens out both ways.
         self._mask = learnable_mask(inputs)
+        inputs = inputs | {key: select(self._mask, inputs[key]) for key in _PER_TOKEN if key in inputs}
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
         finally:

@@ -7,6 +7,7 @@ The plan says which function feeds which component, with which weight.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def reward_plan(components: Mapping[str, Any], weights: Mapping[str, Sequence[fl
         if not column:
             raise ValueError(f"components[{name!r}] is empty; give it a reward function or leave it out")
         for function, weight in zip(column, _column_weights(name, weights, len(column)), strict=True):
-            place = next((i for i, known in enumerate(functions) if known is function), len(functions))
+            place = next((i for i, known in enumerate(functions) if _same(known, function)), len(functions))
             if place == len(functions):
                 functions.append(function)
                 table.append({})
@@ -91,6 +92,11 @@ def reward_plan(components: Mapping[str, Any], weights: Mapping[str, Sequence[fl
     names = tuple(components)
     rows = [[row.get(name, 0.0) for name in names] for row in table]
     return RewardPlan(names, tuple(functions), torch.tensor(rows, dtype=torch.float32))
+
+
+def _same(one: Any, other: Any) -> bool:
+    # A method is a new object each time it is named, and a model's name stands for one model.
+    return one is other or (isinstance(other, str | MethodType) and bool(one == other))
 
 
 def _column_weights(name: str, weights: Mapping[str, Sequence[float]] | None, count: int) -> list[float]:

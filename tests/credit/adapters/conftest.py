@@ -102,7 +102,7 @@ def config(tmp_path):
             "save_strategy": "no",
             "disable_tqdm": True,
             "logging_steps": 1,
-            "max_steps": 2,
+            "max_steps": 1,
             "learning_rate": 0.1,
             "optim": "sgd",
             "lr_scheduler_type": "constant",

@@ -36,9 +36,7 @@ class ScriptedRollout:
         first = trainer.accelerator.process_index * len(prompts)
         slots = [(first + i) % size for i in range(len(prompts))]
         played = [self.scripts[slot] for slot in slots]
-        rendered = self.prompt.apply_chat_template(
-            prompts, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        rendered = self.prompt.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)
         return {
             "prompt_ids": rendered["input_ids"],
             "completion_ids": [[t for _, ids in script for t in ids] for script in played],

@@ -1,11 +1,13 @@
 """Every mode of the TRL trainer on a tiny model: which token gets which advantage, for real."""
 
-import json
+import inspect
 import os
+import types
 
 import pytest
 import torch
 
+import credit.adapters.trl
 from credit import GRPO, RLTR, SLCA, policy_loss
 from credit.adapters.trl import CreditGRPOTrainer, environment_reward
 from tests.credit.adapters.scripted import (
@@ -86,7 +88,7 @@ def weather(city: str) -> str:
 def calls_then_answers(text, row):
     """Row 0 answers at once; the others call, the third one twice."""
     answered = text.count("<tool_response>")
-    if row == 0 and answered == 0 or answered > (row == 2 and answered < 2):
+    if (row == 0 and answered == 0) or answered > (row == 2 and answered < 2):
         return "It is sunny." + END
     return CALL + END
 
@@ -231,9 +233,7 @@ def test_guard_keeps_its_signal_without_a_summary_branch(trainer):
 def test_accumulation_equals_one_large_batch(model_path, trainer, model, accumulation, per_generation):
     """Two micro-batches are one batch of twice the size, for any number of steps that share a generation."""
     small = {"per_device_train_batch_size": 4, "max_steps": 2, "loss_type": "dapo"}
-    run = trainer(
-        args=small | {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}
-    )
+    run = trainer(args=small | {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation})
     batches = record(run)
     run.train()
     assert all(len(batch["advantages"]) == 4 * per_generation for batch in batches)
@@ -251,7 +251,7 @@ def test_accumulation_equals_one_large_batch(model_path, trainer, model, accumul
 
 
 def test_evaluation_groups_by_its_own_size(trainer, dataset):
-    args = {"num_generations_eval": 2, "per_device_eval_batch_size": 4, "max_steps": 1}
+    args = {"num_generations_eval": 2, "per_device_eval_batch_size": 4}
     run = trainer(args=args, eval_dataset=dataset.select(range(4)))
     run.train()
     batches = record(run)
@@ -269,7 +269,6 @@ def test_resume_goes_on_as_if_never_stopped(trainer, model, model_path):
     run.train()
     through = {name: parameter.clone() for name, parameter in model.named_parameters()}
     checkpoint = os.path.join(run.args.output_dir, "checkpoint-2")
-    assert json.load(open(os.path.join(checkpoint, "trainer_state.json")))["global_step"] == 2
     fresh = type(model).from_pretrained(model_path, dtype=torch.float32)
     model.load_state_dict(fresh.state_dict())
     trainer(args=args).train(resume_from_checkpoint=checkpoint)
@@ -284,7 +283,7 @@ def test_summary_noise_cannot_reach_tool_tokens(trainer):
     """Theorem A.1 through the trainer: other summary rewards, bitwise the same tool advantages."""
     seen = []
     for noisy in (summary_reward, by_length):
-        run = trainer(components={"tool": [tool_reward], "summary": [noisy]}, args={"max_steps": 1})
+        run = trainer(components={"tool": [tool_reward], "summary": [noisy]})
         batches = record(run)
         run.train()
         seen.append(batches[0])
@@ -295,7 +294,7 @@ def test_summary_noise_cannot_reach_tool_tokens(trainer):
 
 def test_delta_is_the_dual_clip(trainer):
     """TRL's two-sided clip and :func:`credit.policy_loss` agree in value and gradient, token by token credit."""
-    run = trainer(args={"delta": 3.0, "beta": 0.0, "loss_type": "dapo", "max_steps": 1})
+    run = trainer(args={"delta": 3.0, "beta": 0.0, "loss_type": "dapo"})
     batches = record(run)
     run.train()
     batch = {k: v for k, v in batches[0].items() if isinstance(v, torch.Tensor)}
@@ -311,9 +310,7 @@ def test_delta_is_the_dual_clip(trainer):
     run._mask = mask
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    logps = run._get_per_token_logps_and_entropies(
-        run.model, ids, attention, mask.shape[1], compute_entropy=True
-    )[0]
+    logps = run._get_per_token_logps_and_entropies(run.model, ids, attention, mask.shape[1], compute_entropy=True)[0]
     run._mask = None
     reference = policy_loss(logps, batch["old_per_token_logps"], batch["advantages"], mask, dual_clip=3.0)
     torch.testing.assert_close(loss, reference.loss)
@@ -322,27 +319,48 @@ def test_delta_is_the_dual_clip(trainer):
     assert run._metrics["train"]["credit/summary/clip_dual"][-1] > 0
 
 
-def test_ugly_numbers_under_the_mask_change_nothing(trainer):
-    run = trainer(args={"max_steps": 1, "beta": 0.1})
+@pytest.mark.parametrize("ugly", [float("nan"), float("inf"), -1e30])
+def test_ugly_numbers_under_the_mask_change_nothing(trainer, ugly):
+    """Two inner iterations and a reference model, so that every log-probability TRL knows is in the batch."""
+    run = trainer(args={"beta": 0.1, "num_iterations": 2})
     batches = record(run)
     run.train()
     clean = {k: v for k, v in batches[0].items() if isinstance(v, torch.Tensor)}
     masked = clean["segments"] < 0
+    keys = ("advantages", "old_per_token_logps", "ref_per_token_logps")
+    dirty = clean | {key: clean[key].masked_fill(masked, ugly) for key in keys}
     run.model.train()
 
     def gradient(batch):
         run.model.zero_grad()
-        run._compute_loss(run.model, batch).backward()
-        return run.model.lm_head.weight.grad.clone()
+        loss = run._compute_loss(run.model, batch)
+        loss.backward()
+        return torch.cat([loss.detach()[None], run.model.lm_head.weight.grad.flatten()])
 
-    ugly = clean | {"advantages": clean["advantages"].masked_fill(masked, 1e30)}
-    assert torch.equal(gradient(clean), gradient(ugly))
-    assert (clean["ref_per_token_logps"][masked] == 0).all()
+    reference = gradient(clean)
+    assert reference.isfinite().all()
+    assert torch.equal(reference, gradient(dirty))
+
+
+def test_missing_scores_are_filled_in_without_masked_rows(trainer):
+    """The 100 of a truncated row must not reach the mean that stands in for a missing score."""
+    run = trainer(
+        components={"tool": [tool_reward], "summary": [cut_counts_most, sometimes]},
+        args={"mask_truncated_completions": True},
+    )
+    batches = record(run)
+    run.train()
+    # Summary totals 0 + (1 + 2) / 2, 1 + 1 and 2 + 2 in the first group.
+    summary = [row[row != 0].unique().tolist() for row in batches[0]["advantages"][[0, 2]] * 1.0]
+    totals = torch.tensor([1.5, 2.0, 4.0])
+    expected = (totals - totals.mean()) / totals.std()
+    assert summary[0][0] == pytest.approx(expected[0].item(), abs=1e-4)
+    assert summary[1][0] == pytest.approx(expected[2].item(), abs=1e-4)
 
 
 def test_final_unless_followed(trainer):
     cut = (SCRIPTS[0][0], SCRIPTS[0][1])
-    run = trainer(scripts=(*SCRIPTS[:3], cut), final="unless_followed", args={"max_steps": 1})
+    run = trainer(scripts=(*SCRIPTS[:3], cut), final="unless_followed")
     batches = record(run)
     run.train()
     assert 1 not in batches[0]["segments"][3]
@@ -381,8 +399,65 @@ def test_missing_column_is_named(trainer):
 
 
 def test_grpo_may_leave_a_component_out(trainer):
-    run = trainer(rule=GRPO(), components={"tool": [tool_reward]}, args={"max_steps": 1})
+    run = trainer(rule=GRPO(), components={"tool": [tool_reward]})
     batches = record(run)
     run.train()
     row = batches[0]["advantages"][0]
     assert set(row.tolist()) == {0.0, row[0].item()}
+
+
+def mutated(old, new):
+    """The trainer with one line of its source changed."""
+    source = inspect.getsource(credit.adapters.trl)
+    assert source.count(old) == 1
+    module = types.ModuleType("mutant")
+    exec(compile(source.replace(old, new), "mutant", "exec"), module.__dict__)
+    return module.CreditGRPOTrainer
+
+
+MUTANTS = {
+    "masked rows count": (
+        "torch.where(learns[:, None], self._scored[0], torch.nan)",
+        "self._scored[0]",
+        test_missing_scores_are_filled_in_without_masked_rows,
+    ),
+    "rows of another rollout": (
+        "routed[first : first",
+        "routed.roll(1, 0)[first : first",
+        test_rollout_function_with_env_mask,
+    ),
+    "guard does not tell the rule": (
+        "omitted=required & ~called",
+        "omitted=None",
+        test_guard_keeps_its_signal_without_a_summary_branch,
+    ),
+    "guard on every row": (
+        'named["summary"], required, called)',
+        'named["summary"], ~called, called)',
+        lambda make: test_omission_guard(make, "needs_tool"),
+    ),
+    "environment tokens learn": (
+        "mask = learnable_mask(output)",
+        'mask = output["completion_mask"].bool()',
+        test_rollout_function_with_env_mask,
+    ),
+    "final is ignored": ("final=self.final", 'final="last_run"', test_final_unless_followed),
+    "masked tokens are multiplied away": (
+        "key in _PER_TOKEN if key in inputs",
+        "key in ()",
+        lambda make: test_ugly_numbers_under_the_mask_change_nothing(make, float("nan")),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_noticed(trainer, monkeypatch, mutant):
+    old, new, check = MUTANTS[mutant]
+    monkeypatch.setitem(globals(), "CreditGRPOTrainer", mutated(old, new))
+    with pytest.raises(AssertionError):
+        check(trainer)
+
+
+def test_a_mutant_without_a_change_passes(trainer, monkeypatch):
+    monkeypatch.setitem(globals(), "CreditGRPOTrainer", mutated("_PER_TOKEN = (", "_PER_TOKEN = ("))
+    test_rollout_function_with_env_mask(trainer)

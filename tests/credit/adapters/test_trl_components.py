@@ -48,6 +48,15 @@ def test_a_function_is_listed_once_and_feeds_all_its_components():
     assert named["summary"].tolist() == [6.0]
 
 
+def test_methods_and_model_names_are_listed_once_too():
+    class Judge:
+        def score(self, **_): ...
+
+    one, other = Judge(), Judge()
+    plan = reward_plan({"a": [one.score, "org/model"], "b": [one.score, other.score, "org/model"]})
+    assert plan.functions == (one.score, "org/model", other.score)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     rewards=st.lists(
@@ -144,7 +153,5 @@ def test_rows_that_must_call():
 
 def test_learnable_mask_of_padded_tool_mask():
     completion, tool = torch.tensor([[1, 1, 1, 0]]), torch.tensor([[1, 0, 1, 1]])
-    assert learnable_mask({"completion_mask": completion, "tool_mask": tool}).tolist() == [
-        [True, False, True, False]
-    ]
+    assert learnable_mask({"completion_mask": completion, "tool_mask": tool}).tolist() == [[True, False, True, False]]
     assert learnable_mask({"completion_mask": completion}).tolist() == [[True, True, True, False]]

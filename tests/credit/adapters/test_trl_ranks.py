@@ -12,6 +12,13 @@ import torch
 from tests.credit.adapters.two_ranks import TRAINERS, run
 
 ROOT = Path(__file__).parents[3]
+# verl installs a package `tests`, which would win over this folder; under pytest the folder wins.
+START = """
+import runpy, sys, types
+sys.modules["tests"] = types.ModuleType("tests")
+sys.modules["tests"].__path__ = ["tests"]
+runpy.run_module("tests.credit.adapters.two_ranks", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,7 @@ def two(model_path, tmp_path_factory):
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.credit.adapters.two_ranks", str(model_path), str(folder)],
+            [sys.executable, "-c", START, str(model_path), str(folder)],
             cwd=ROOT,
             env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
@@ -67,6 +74,14 @@ def test_two_ranks_equal_one(one, two):
     assert len(widths) == 2  # the ranks hold different numbers of tokens
     assert all((batch["advantages"] != 0).any() for batch in one["batches"])
     check(one, [result["genuine"] for result in two])
+
+
+def test_a_rank_that_is_done_still_takes_part_in_generation(two):
+    """Sharded models and vLLM's server generate on all ranks at once, and would wait for it for ever."""
+    busy, idle = (result["own tools"] for result in two)
+    assert busy["turns"] == [0, 1, 2, 3, 0] * 2
+    assert idle["turns"] == [0, 1, 2, 3, 0] * 2
+    assert idle["batches"][0]["segments"].shape[1] < busy["batches"][0]["segments"].shape[1]
 
 
 @pytest.mark.parametrize("mutant", [name for name in TRAINERS if name != "genuine"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +150,50 @@ def test_results_wait_for_all_rows_of_a_turn(trainer):
     run = trainer(respond=slow)
     run.train()
     assert sorted(seen) == sorted([1] * 4 + [0] * 4 + [1] * 2 + [0] * 2)
+
+
+class FakeVLLM:
+    """vLLM as TRL talks to it, writing a script; every token has log-probability -1."""
+
+    def __init__(self, tokenizer, max_model_len=2048):
+        self.tokenizer, self.synced, self.sizes = tokenizer, 0, []
+        self.llm = SimpleNamespace(
+            llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=max_model_len))
+        )
+
+    def sync_weights(self):
+        self.synced += 1
+
+    def generate(self, prompts, images, num_generations, profiler):
+        assert images is None
+        self.sizes.append((len(prompts), num_generations))
+        texts = self.tokenizer.batch_decode(prompts)
+        ids = [self.tokenizer(calls_once(text, row))["input_ids"] for row, text in enumerate(texts)]
+        return prompts, ids, [[[-1.0] for _ in row] for row in ids], None
+
+
+def test_vllm_generates_and_its_log_probabilities_are_kept(trainer, tokenizer):
+    run = trainer(None, vllm_importance_sampling_mode="token_truncate")
+    engine = FakeVLLM(tokenizer)
+    run.use_vllm, run.vllm_mode, run.vllm_generation, run._last_loaded_step = True, "colocate", engine, -1
+    batches = record(run)
+    run.train()
+    batch = batches[0]
+    assert engine.synced == 1
+    assert engine.sizes == [(8, 4), (4, 1)]  # the second turn is of those that called
+    own = batch["segments"] >= 0
+    assert (batch["sampling_per_token_logps"][own] == -1).all()
+    assert (batch["sampling_per_token_logps"][~own] == 0).all()
+    assert (batch["importance_sampling_ratio"][~own] == 1).all()
+
+
+def test_the_context_of_vllm_bounds_a_rollout(trainer, tokenizer):
+    run = trainer(None)
+    run.use_vllm, run.vllm_mode, run.vllm_generation = True, "colocate", FakeVLLM(tokenizer, max_model_len=60)
+    run._last_loaded_step = -1
+    batches = record(run)
+    run.train()
+    assert {row["rollout_stop"] for row in batches[0]["rows"][1::2]} == {"budget"}
 
 
 SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["a", None]}}}

@@ -10,7 +10,8 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import GRPOConfig
 
 from credit.adapters.trl import CreditGRPOTrainer
-from tests.credit.adapters.scripted import CALLS, END, SCRIPTS, WAITS, ScriptedRollout, record
+from credit.adapters.trl_rollout import ToolRollout
+from tests.credit.adapters.scripted import CALLS, END, SCRIPTS, WAITS, ScriptedRollout, record, script_generate
 
 # One group of eight lies across both ranks, and the second rank's rollouts are shorter than the first's.
 SHORT = ((1, "Sunny." + END),)
@@ -23,6 +24,13 @@ def tool_score(slot, **_):
 
 def summary_score(slot, index, **_):
     return [float((3 * s + i) % 7) for s, i in zip(slot, index, strict=True)]
+
+
+def length(rollout_messages, **_):
+    return [float(len(turns)) for turns in rollout_messages]
+
+
+BOTH = {"tool": [tool_score], "summary": [summary_score]}
 
 
 class FirstSlice(CreditGRPOTrainer):
@@ -47,13 +55,20 @@ class LocalSegments(CreditGRPOTrainer):
 TRAINERS = {"genuine": CreditGRPOTrainer, "first slice": FirstSlice, "local segments": LocalSegments}
 
 
-def run(cls, model_path, folder, ranks):
-    """Train two steps of one group of eight; the advantages and segments per batch, the weights, the log."""
+def results_for(text, tools):
+    return ["sunny"] * text.count("<tool_call>")
+
+
+def run(cls, model_path, folder, ranks, own_tools=False):
+    """Train two steps of one group of eight; the advantages and segments per batch, the weights, the log.
+
+    With ``own_tools`` the model itself is scripted: on the last rank no rollout calls a tool.
+    """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     rows = [
-        {"prompt": [{"role": "user", "content": f"Weather {i}?"}], "index": i, "needs_tool": i == 1}
+        {"prompt": [{"role": "user", "content": f"{i}?"}], "index": i, "needs_tool": i == 1, "tools": "[]"}
         for i in range(2)
     ]
     args = GRPOConfig(
@@ -76,11 +91,22 @@ def run(cls, model_path, folder, ranks):
         gradient_checkpointing=False,
         shuffle_dataset=False,
     )
+    rollout = ScriptedRollout(tokenizer, EIGHT)
+    turns = []
+    if own_tools:
+        busy = int(os.environ.get("RANK", 0)) < ranks - 1
+
+        def write(text, row):
+            turns.append(row)
+            return (CALLS if busy and row == 0 and "<tool_response>" not in text else SHORT[0])[1]
+
+        script_generate(model, tokenizer, write)
+        rollout = ToolRollout(results_for)
     trainer = cls(
         model,
-        components={"tool": [tool_score], "summary": [summary_score]},
+        components={"tool": [length], "summary": [length]} if own_tools else BOTH,
         tool_required="needs_tool",
-        rollout_func=ScriptedRollout(tokenizer, EIGHT),
+        rollout_func=rollout,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         args=args,
@@ -90,12 +116,13 @@ def run(cls, model_path, folder, ranks):
     kept = [{key: batch[key] for key in ("advantages", "segments")} for batch in batches]
     log = [{k: v for k, v in entry.items() if k.startswith("credit/")} for entry in trainer.state.log_history]
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return {"batches": kept, "weights": weights, "log": log}
+    return {"turns": turns, "batches": kept, "weights": weights, "log": log}
 
 
 if __name__ == "__main__":
     model_path, folder = sys.argv[1], Path(sys.argv[2])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     results = {name: run(cls, model_path, folder, ranks) for name, cls in TRAINERS.items()}
+    results["own tools"] = run(CreditGRPOTrainer, model_path, folder, ranks, own_tools=True)
     torch.save(results, folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
