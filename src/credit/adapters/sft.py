@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import is_chat_template_stop_token_trained
 from trl.data_utils import common_prefix_length, is_conversational
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-from trl.trainer.utils import pad
+from trl.trainer.utils import global_then_local_main_first, pad
 
+from credit._safe import select, statistics_dtype
 from credit.adapters.sft_format import FormatSpans, format_mask, tool_call_format_spans
 from credit.supervised import format_weighted_ce
 
@@ -112,14 +114,14 @@ class FormatSFTTrainer(SFTTrainer):  # type: ignore[misc]
                 raise ValueError(f"the {name} dataset has input_ids but no {sorted(missing)}")
         elif not is_conversational(row):
             raise ValueError(f"the {name} dataset needs messages, or prompt and completion; it has {sorted(row)}")
-        else:
-            encode = partial(
-                _encode, tokenizer=processing_class, chat_template=self.chat_template, spans=self.format_spans
-            )
-            dataset = dataset.map(encode)
-        if args.max_length is not None:
-            keep = slice(args.max_length) if args.truncation_mode == "keep_start" else slice(-args.max_length, None)
-            dataset = dataset.map(partial(_truncate, keep=keep))
+        workers = {"num_proc": args.dataset_num_proc} if isinstance(dataset, Dataset) else {}
+        encode = partial(_encode, tokenizer=processing_class, chat_template=self.chat_template, spans=self.format_spans)
+        with global_then_local_main_first():
+            if "input_ids" not in row:
+                dataset = dataset.map(encode, **workers)
+            if args.max_length is not None:
+                keep = slice(args.max_length) if args.truncation_mode == "keep_start" else slice(-args.max_length, None)
+                dataset = dataset.map(partial(_truncate, keep=keep), **workers)
         return super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, name)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -162,8 +164,9 @@ class FormatSFTTrainer(SFTTrainer):  # type: ignore[misc]
         return (loss, result[1]) if return_outputs else loss
 
     def _log_format(self, outputs: Any, protocol: Tensor) -> None:
-        nll = -outputs.log_probs.detach().where(protocol, 0).sum()
-        sums = torch.stack([nll.double(), protocol.sum().double(), outputs.label_mask.sum().double()])
+        dtype = statistics_dtype(outputs.log_probs)
+        nll = -select(protocol, outputs.log_probs.detach()).to(dtype).sum()
+        sums = torch.stack([nll, protocol.sum().to(dtype), outputs.label_mask.sum().to(dtype)])
         nll_sum, tokens, targets = self.accelerator.gather_for_metrics(sums).reshape(-1, 3).sum(dim=0).tolist()
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["format_ce"].append(nll_sum / tokens if tokens else 0.0)

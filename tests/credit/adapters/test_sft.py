@@ -137,6 +137,7 @@ def test_the_protocol_is_tags_keys_names_and_argument_keys():
          ["<tool_call>", "<tool_call>", '"name"', "g", "</tool_call>"]),
         ('<tool_call>{"x\\"name": "f"}</tool_call>', ["<tool_call>", "</tool_call>"]),
         ("<tool_call></tool_call>", ["<tool_call>", "</tool_call>"]),
+        ('<tool_call>{"name": {"x": "y"}}</tool_call>', ["<tool_call>", '"name"', "</tool_call>"]),
     ],
 )  # fmt: skip
 def test_tags_in_strings_reasoning_and_broken_json(text, wanted):
@@ -148,6 +149,8 @@ def test_only_the_assistants_own_calls_count_and_tokens_count_whole():
     assert format_mask(text, [(0, 11), (11, 15), (15, 23)], [0, 1, 1]) == [0, 1, 1]
     assert format_mask(text, [(0, 11), (11, 12), (12, 23)], [0, 1, 1]) == [0, 0, 1]
     assert format_mask(text, [(0, 11), (11, 12), (12, 23)], [0, 0, 0]) == [0, 0, 0]
+    # Two tokens share a character; only one of them is the assistant's.
+    assert format_mask("é", [(0, 1), (0, 1)], [0, 1], lambda text: [(0, 1)]) == [0, 1]
     with pytest.raises(ValueError, match="offsets has 1 tokens, assistant has 2"):
         format_mask(text, [(0, 11)], [0, 1])
 
@@ -218,7 +221,10 @@ def test_the_loss_is_the_formula(build):
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, dict(batch))
+        again, outputs = trainer.compute_loss(trainer.model, dict(batch), return_outputs=True)
         logits = trainer.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    assert torch.equal(loss, again)
+    assert torch.equal(outputs.logits, logits)
     logp = logits.double().log_softmax(dim=-1)
     every, protocol = [], []
     for row in range(4):
@@ -333,12 +339,25 @@ def test_two_ranks_train_like_one(build, tmp_path):
     started = [fork.Process(target=train_rank, args=(rank, port, build, out)) for rank in range(2)]
     for process in started:
         process.start()
-    for process in started:
-        process.join(timeout=90)
-        assert process.exitcode == 0
+    try:
+        for process in started:
+            process.join(timeout=90)
+            assert process.exitcode == 0
+    finally:
+        for process in started:
+            process.kill()
     one = build(max_steps=2)
     one.train()
     assert largest_difference(weights(one), torch.load(out)) < 1e-6
+
+
+def test_streamed_rows_train_the_same(build, rows):
+    streamed, mapped = build(dataset=rows.to_iterable_dataset(), max_steps=2), build(max_steps=2, shuffle_dataset=False)
+    streamed.train()
+    batch = streamed.data_collator(list(streamed.train_dataset)[:4])
+    ids = mapped.data_collator([mapped.train_dataset[i] for i in range(4)])
+    assert all(torch.equal(batch[name], ids[name]) for name in ("input_ids", "labels", "format_mask"))
+    assert streamed.state.log_history[0]["format_share"] > 0
 
 
 # Bad input.
