@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+import credit
+
 PUBLIC = {
     "credit": [
         "GRPO",
@@ -147,11 +149,12 @@ def refuses(function) -> bool:
     return re.search(r"\braise\b|require_|_require", inspect.getsource(inspect.unwrap(function))) is not None
 
 
-@pytest.mark.parametrize(
-    "name", [name for _, name in names("credit") if inspect.isroutine(getattr(importlib.import_module("credit"), name))]
-)
+FUNCTIONS = [name for name in PUBLIC["credit"] if inspect.isroutine(getattr(credit, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_of_credit_is_documented_whole(name):
-    function = getattr(importlib.import_module("credit"), name)
+    function = getattr(credit, name)
     text = inspect.cleandoc(function.__doc__)
     assert ">>> " in text, "no example"
     assert "Reference:" in text
@@ -164,6 +167,6 @@ def test_every_function_of_credit_is_documented_whole(name):
 
 @pytest.mark.parametrize("name", ["GRPO", "RLTR", "SLCA", "SupportControl", "ToolPO"])
 def test_every_rule_has_an_example_and_a_source(name):
-    text = inspect.cleandoc(getattr(importlib.import_module("credit"), name).__doc__)
+    text = inspect.cleandoc(getattr(credit, name).__doc__)
     assert ">>> " in text
     assert "Reference:" in text

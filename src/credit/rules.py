@@ -193,6 +193,12 @@ class SLCA(_Rule):
 class ToolPO(_Rule):
     """Global outcome advantage everywhere, plus ``local`` times the action advantage on tool tokens.
 
+    Example:
+        >>> rewards = {"global": torch.tensor([0.0, 1.0]), "local": torch.tensor([1.0, 0.0])}
+        >>> ToolPO(local=0.5)(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
+        tensor([[-0.3536,  0.0000, -0.7071],
+                [ 0.3536,  0.0000,  0.7071]])
+
     Reference:
         The additive baseline of SLCA, section 4.1 and appendix C.4.
     """
@@ -224,6 +230,12 @@ class ToolPO(_Rule):
 class RLTR(_Rule):
     """Only the planner learns: the tool reward on tool tokens, nothing on the summary.
 
+    Example:
+        >>> rewards = {"tool": torch.tensor([0.0, 1.0])}
+        >>> RLTR()(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
+        tensor([[-0.7071,  0.0000,  0.0000],
+                [ 0.7071,  0.0000,  0.0000]])
+
     Reference:
         The planner-summarizer baseline of SLCA, appendix C.4.
     """
@@ -248,6 +260,13 @@ class SupportControl(_Rule):
     """The 2x2 control: separately normalised components, with either cross path opened or closed.
 
     Both closed is SLCA with unit weights; sums are left unrescaled, as in the paper.
+
+    Example:
+        >>> rewards = {"tool": torch.tensor([0.0, 1.0]), "summary": torch.tensor([1.0, 3.0])}
+        >>> rule = SupportControl(summary_to_tool=True)
+        >>> rule(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
+        tensor([[-1.4142,  0.0000, -0.7071],
+                [ 1.4142,  0.0000,  0.7071]])
 
     Reference:
         SLCA appendix D.9.

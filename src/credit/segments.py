@@ -42,7 +42,7 @@ class Field(IntEnum):
 def run_ids(mask: Shaped[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
     """Number the runs of each row.
 
-    0, 1, 2, … along each row, -1 where ``mask`` is false (SLCA eq. 6).
+    0, 1, 2, … along each row, -1 where ``mask`` is false.
 
     Args:
         mask: learnable mask, boolean or 0/1.
@@ -56,6 +56,9 @@ def run_ids(mask: Shaped[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]
     Example:
         >>> run_ids(torch.tensor([[1, 1, 0, 1, 0]]))
         tensor([[ 0,  0, -1,  1, -1]])
+
+    Reference:
+        SLCA eq. 6.
     """
     require_matrix("mask", mask)
     learnable = as_mask(mask)
@@ -72,7 +75,7 @@ def tool_summary_segments(
     """Split the learnable tokens of each row into tool decisions and the final summary.
 
     The last run is ``SUMMARY``, every earlier run is ``TOOL``, the rest ``NONE``. A row with one run is all summary; a
-    row without a run has no segment (SLCA eqs. 7 and 8, appendix A.1).
+    row without a run has no segment.
 
     Args:
         mask: learnable mask, boolean or 0/1.
@@ -92,6 +95,9 @@ def tool_summary_segments(
         tensor([[ 0, -1,  1,  1, -1]])
         >>> tool_summary_segments(torch.tensor([[1, 0, 1, 1, 0]]), final="unless_followed")
         tensor([[ 0, -1,  0,  0, -1]])
+
+    Reference:
+        SLCA eqs. 7 and 8, appendix A.1; ``"unless_followed"`` is ours.
     """
     if final not in ("last_run", "unless_followed"):
         raise ValueError(f"final must be 'last_run' or 'unless_followed', got {final!r}")
@@ -131,6 +137,9 @@ def spans_to_segments(
     Example:
         >>> spans_to_segments([(0, 0, 2, 0), (0, 3, 4, 1)], tokens=5)
         tensor([[ 0,  0, -1,  1, -1]])
+
+    Reference:
+        Ours.
     """
     if tokens < 0 or (rows is not None and rows < 0):
         raise ValueError(f"tokens and rows must not be negative, got {tokens} and {rows}")
@@ -153,10 +162,21 @@ def spans_to_segments(
 
 
 def has_segment(segments: Int[Tensor, "batch tokens"], segment: int) -> Shaped[Tensor, " batch"]:
-    """Which rows have at least one token of ``segment`` (the presence of SLCA eq. 17).
+    """Which rows have at least one token of ``segment``: the rows whose reward is compared.
 
-    >>> has_segment(torch.tensor([[0, 1], [1, 1]]), Segment.TOOL)
-    tensor([ True, False])
+    Args:
+        segments: segment of each token.
+        segment: the one to look for.
+
+    Returns:
+        A boolean per row.
+
+    Example:
+        >>> has_segment(torch.tensor([[0, 1], [1, 1]]), Segment.TOOL)
+        tensor([ True, False])
+
+    Reference:
+        SLCA eq. 17.
     """
     return (segments == segment).any(dim=1)
 

@@ -15,8 +15,8 @@ def format_weighted_ce(
     format_mask: Shaped[Tensor, "batch tokens"],
     weight: float = 0.5,
     *,
-    denominator: float | Shaped[Tensor, ""] | None = None,
-    format_denominator: float | Shaped[Tensor, ""] | None = None,
+    denominator: int | float | Shaped[Tensor, ""] | None = None,
+    format_denominator: int | float | Shaped[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     r"""Cross-entropy over all target tokens plus ``weight`` times the cross-entropy over format tokens.
 
@@ -63,7 +63,7 @@ def format_weighted_ce(
     return loss
 
 
-def _share(mask: Tensor, denominator: float | Tensor | None, dtype: torch.dtype) -> Float[Tensor, ""]:
+def _share(mask: Tensor, denominator: int | float | Tensor | None, dtype: torch.dtype) -> Float[Tensor, ""]:
     count = mask.sum().to(dtype)
     total = count if denominator is None else torch.as_tensor(denominator, dtype=dtype, device=mask.device)
     return safe_divide(torch.ones_like(total), total)

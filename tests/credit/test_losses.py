@@ -5,6 +5,7 @@ import torch
 
 from credit import policy_loss
 from tests.credit.checks_losses import (
+    MODES,
     check_dual_clip,
     check_kinks,
     check_policy_gradient,
@@ -16,6 +17,8 @@ from tests.credit.checks_losses import (
     check_policy_stats,
     check_policy_upstream,
     check_policy_value,
+    loss_case,
+    run,
 )
 
 
@@ -59,3 +62,20 @@ def test_an_unknown_mode_is_named():
     x = torch.zeros(1, 1)
     with pytest.raises(Exception, match="mode"):
         policy_loss(x, x, x, x, mode="mean")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_padding_and_the_order_of_rows_change_nothing(mode):
+    case = loss_case(8)
+    loss, grad = run(policy_loss, case, mode=mode, horizon=6)
+    order = torch.tensor([2, 0, 3, 1])
+    moved = run(policy_loss, {name: value[order] for name, value in case.items()}, mode=mode, horizon=6)
+    torch.testing.assert_close(moved[0], loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(moved[1], grad[order], rtol=1e-12, atol=0)
+    padded = {
+        name: torch.nn.functional.pad(value, (0, 5), value=False if name == "mask" else float("nan"))
+        for name, value in case.items()
+    }
+    wider = run(policy_loss, padded, mode=mode, horizon=6)
+    torch.testing.assert_close(wider[0], loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(wider[1], torch.nn.functional.pad(grad, (0, 5)), rtol=1e-12, atol=0)

@@ -336,7 +336,11 @@ def test_6_dual_clip(log_ratio, advantage, low, high, dual):
     ratio = math.exp(log_ratio)
     value, slope = surrogate(log_ratio, advantage, dual_clip=dual, **options)
     plain, plain_slope = surrogate(log_ratio, advantage, dual_clip=None, **options)
-    same(torch.tensor(value), -reference.token_loss(log_ratio, 0.0, advantage, low, high, dual), 1e-9)
+    same(
+        torch.tensor(value, dtype=torch.float64),
+        -reference.token_loss(log_ratio, 0.0, advantage, low, high, dual),
+        1e-9,
+    )
     if advantage >= 0 or ratio <= dual:
         assert (value, slope) == (plain, plain_slope)
     else:
@@ -348,7 +352,9 @@ def test_6_dual_clip(log_ratio, advantage, low, high, dual):
     assert abs(above - below) <= 2.1 * step * abs(advantage) * ratio + 1e-12  # continuous, even Lipschitz
     kinks = [math.log(k) for k in (1 - low, 1 + high, dual)]
     if min(abs(log_ratio - k) for k in kinks) > 2 * step:
-        same(torch.tensor(slope), (above - below) / (2 * step), 1e-5 * (1 + abs(advantage) * ratio))
+        same(
+            torch.tensor(slope, dtype=torch.float64), (above - below) / (2 * step), 1e-5 * (1 + abs(advantage) * ratio)
+        )
 
 
 @many
