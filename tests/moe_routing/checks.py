@@ -103,6 +103,10 @@ def check_load_balancing(fn, seed):
     everyone = torch.arange(case.experts)[:, None]
     uniform = torch.full((2, case.experts, case.experts), 1 / case.experts, dtype=torch.float64)
     assert_close(fn(uniform, everyone.expand(2, -1, 1), everyone[:, 0] >= 0), torch.ones(2, dtype=torch.float64))
+    # Layers that collapse, each on another expert, look balanced when they are pooled before the product.
+    collapsed = torch.eye(case.experts, dtype=torch.float64)[:, None].expand(-1, 3, -1)
+    value = fn(collapsed, everyone[:, None].expand(-1, 3, 1), torch.ones(3, dtype=torch.bool))
+    assert_close(value, torch.full((case.experts,), case.experts, dtype=torch.float64))
 
 
 def statistics(cls, case: Case, activation="softmax"):
@@ -243,3 +247,12 @@ def check_gradient_edges(fn, seed):
     got = fn(broken, case.grad_in, **options)
     assert got.isfinite().all()
     assert torch.equal(got[row], case.grad_in[row])
+
+
+def check_gap_at_threshold(fn, seed):
+    """A gap of i/k is not above the number i/k, in single precision and for every k in use."""
+    k = 1 + seed % 32
+    for changed in range(k + 1):
+        selected = torch.stack([torch.arange(k), torch.arange(changed, k + changed)])
+        gap, _ = fn(selected, torch.zeros(2, dtype=torch.long))
+        assert bool(gap[1] <= changed / k), (changed, k)

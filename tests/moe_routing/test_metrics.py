@@ -95,10 +95,9 @@ def test_unrecorded_rows_take_no_part():
     assert_close(load_cv(selected, field, 3), torch.tensor([ref.load_cv([3, 2, 1])], dtype=torch.float32))
 
 
-def test_gap_is_exact_at_a_threshold_of_three_tenths():
-    selected = torch.stack([torch.arange(10), torch.arange(3, 13)])
-    gap, _ = expert_set_gap(selected, torch.zeros(2, dtype=torch.long))
-    assert bool(gap[1] <= 0.3)
+@pytest.mark.parametrize("seed", range(32))
+def test_gap_is_exact_at_every_threshold(seed):
+    checks.check_gap_at_threshold(expert_set_gap, seed)
 
 
 def test_cv_is_zero_only_at_uniform_load_and_ignores_missing_ids():
