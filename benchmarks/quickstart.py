@@ -24,8 +24,8 @@ from benchmarks.workload import Workload, office, real
 REDRAWS = 4000
 # Length of the race: a run without noise (one seed, one arm, so it compares nothing) closes 80 % of the gap between
 # the warm checkpoint's process score and 1 in 20 to 25 steps of 64 rollouts at this learning rate. At a noise share
-# of 0.9 theorem A.3 leaves GRPO a quarter to a third of that drift; the plan printed before the race says how far
-# apart this puts the arms.
+# of 0.9 theorem A.3 leaves GRPO about a quarter of that drift; the plan printed before the race says how far apart
+# this puts the arms.
 FULL = {"seeds": 3, "steps": 24, "warmup": 800, "held_out": 96}
 QUICK = {"seeds": 1, "steps": 4, "warmup": 200, "held_out": 32}
 
@@ -146,7 +146,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     batch = collect(trainer, workload.train[: 2 * sizes.prompts], copies=sizes.group, seed=0)
     problem = exact.make_problem(model, batch)
-    plan = noise_plan(problem, options.steps, share=options.share, sigma=options.sigma)
+    try:
+        plan = noise_plan(problem, options.steps, share=options.share, sigma=options.sigma)
+    except ValueError as error:
+        raise SystemExit(f"no race: {error}; warm up longer (--warmup) or sample more (--group)") from error
     console.print(report.plan_table(plan, options.steps, sizes.rollouts))
     comparisons = compare(problem, plan.sigma, redraws=REDRAWS)
     console.print(report.exact_table(comparisons, REDRAWS))

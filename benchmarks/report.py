@@ -121,9 +121,10 @@ def save_curves(path: Path, warm: Mapping[str, Any], results: Mapping[str, Seque
     for axis, (key, title) in zip(axes, panels.items(), strict=True):
         for arm, colour in zip(results, ("tab:orange", "tab:blue"), strict=False):
             curves = torch.tensor([[step[key] for step in run["curve"]] for run in results[arm]])
+            steps = range(1, curves.shape[1] + 1)
             for curve in curves:
-                axis.plot(curve, color=colour, alpha=0.25, linewidth=0.8)
-            axis.plot(_smooth(curves.mean(dim=0)), color=colour, linewidth=2.0, label=arm)
+                axis.plot(steps, curve, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(steps, _smooth(curves.mean(dim=0)), color=colour, linewidth=2.0, label=arm)
         if key in warm:
             axis.axhline(warm[key], color="grey", linestyle=":", linewidth=1.0, label="warm, held out")
         axis.set_title(title)
