@@ -1,11 +1,13 @@
-"""What a TRL batch says about its rollouts: which tokens are the model's, who called, who had to."""
+"""What a TRL batch says about its rollouts: the model's tokens, who called, who had to, the rows' tools."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+Schema = Mapping[str, Any]
 OPENING_TAG = "<tool_call>"
 
 
@@ -57,3 +59,37 @@ def rows_that_must_call(
                 raise ValueError(f"tool_required: no column {asked!r} in the row; it has {sorted(row)}")
         return [bool(row[asked]) for row in rows]
     return [bool(asked(row)) for row in rows]
+
+
+def row_tools(row: Mapping[str, Any], column: str = "tools") -> list[Schema]:
+    """The tool schemas of a dataset row.
+
+    Args:
+        row: dataset row; its column is a list of schemas, its JSON, or nothing.
+        column: name of the column.
+
+    Raises:
+        ValueError: the column is missing or does not hold a list of objects; the message names it.
+
+    Example:
+        >>> row_tools({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]})
+        [{'type': 'function', 'function': {'name': 'f'}}]
+    """
+    if column not in row:
+        raise ValueError(f"no column {column!r} in the row; its columns are {sorted(row)}")
+    tools = row[column]
+    if isinstance(tools, str):
+        tools = json.loads(tools) if tools.strip() else []
+    else:
+        tools = _without_nulls(tools or [])
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError(f"column {column!r} must hold a list of tool schemas or its JSON, got {tools!r:.200}")
+    return tools
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(entry) for entry in value]
+    return value

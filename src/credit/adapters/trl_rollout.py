@@ -1,7 +1,6 @@
 """A rollout function for rows that bring their own ``tools``: TRL itself knows one tool list for all rows."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -9,16 +8,28 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 
-Schema = Mapping[str, Any]
+from credit.adapters.trl_batch import Schema, row_tools
+
 Stop = Literal["answered", "turns", "length", "budget"]
+
+
+@runtime_checkable
+class ToolResult(Protocol):
+    """What a tool answered, with its name, which some chat templates write down."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def content(self) -> str: ...
 
 
 @runtime_checkable
 class Respond(Protocol):
     """Answers the tool calls of one assistant turn."""
 
-    def __call__(self, text: str, tools: Sequence[Schema], /) -> list[str]:
-        """One result for each call in ``text``, in order; an empty list when it makes none."""
+    def __call__(self, text: str, tools: Any, /) -> Sequence[str | ToolResult]:
+        """One result for each call in ``text``, in order; none when it makes no call. ``tools`` are schemas."""
 
 
 @dataclass
@@ -39,7 +50,8 @@ class ToolRollout:
     * ``"budget"``: the tool results of the last turn did not fit any more, and are left out whole.
 
     Args:
-        respond: answers the calls of a turn. Called from up to ``workers`` threads.
+        respond: answers the calls of a turn, as ``rewards.simulator.answer_calls`` does. Called from up to
+            ``workers`` threads.
         max_turns: how many turns with calls are answered.
         column: dataset column with the row's tools: a list of OpenAI schemas, its JSON, or nothing. Prefer JSON
             where schemas differ: Arrow fills lists of them up with nulls, which are taken out again here.
@@ -71,26 +83,24 @@ class ToolRollout:
         rows = getattr(trainer, "rollout_rows", None)
         if rows is None or len(rows) != len(prompts):
             raise ValueError("ToolRollout needs the rows of the batch: use it with CreditGRPOTrainer")
-        _prepare_template(trainer)
+        engine = _Engine(trainer, _context_limit(trainer), _prepare_template(trainer))
         tools = [row_tools(row, self.column) for row in rows]
         rollouts = [
             _Rollout(_prompt_ids(prompt, own, trainer), own) for prompt, own in zip(prompts, tools, strict=True)
         ]
-        limit = _context_limit(trainer)
         turn = 0
         while _collective_max(sum(r.stop is None for r in rollouts), trainer):
             _generate_turn(rollouts, trainer, first=turn == 0)
-            self._answer([r for r in rollouts if r.stop is None], trainer, limit, last=turn == self.max_turns)
+            self._answer([r for r in rollouts if r.stop is None], engine, last=turn == self.max_turns)
             turn += 1
         return _collect(rollouts, trainer)
 
-    def _answer(self, rollouts: "list[_Rollout]", trainer: Any, limit: int, *, last: bool) -> None:
-        tokenizer = trainer._tokenizer
+    def _answer(self, rollouts: "list[_Rollout]", engine: "_Engine", *, last: bool) -> None:
         waiting = []
         for rollout in rollouts:
-            complete = rollout.turn_ids[-1:] and rollout.turn_ids[-1] in trainer.eos_token_ids
+            complete = rollout.turn_ids[-1:] and rollout.turn_ids[-1] in engine.trainer.eos_token_ids
             own = rollout.turn_ids[:-1] if complete else rollout.turn_ids
-            text = tokenizer.decode(own, clean_up_tokenization_spaces=False)
+            text = engine.trainer._tokenizer.decode(own, clean_up_tokenization_spaces=False)
             rollout.messages.append({"role": "assistant", "content": text})
             if complete:
                 waiting.append((rollout, text))
@@ -104,7 +114,14 @@ class ToolRollout:
             elif last:
                 rollout.stop = "turns"
             else:
-                _append_results(rollout, results, trainer, limit)
+                _append_results(rollout, results, engine)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    trainer: Any
+    context: int
+    needs_name: bool
 
 
 @dataclass
@@ -124,48 +141,14 @@ class _Rollout:
         self.env_mask += [int(own)] * len(ids)
 
 
-def row_tools(row: Mapping[str, Any], column: str = "tools") -> list[Schema]:
-    """The tool schemas of a dataset row.
-
-    Args:
-        row: dataset row; its column is a list of schemas, its JSON, or nothing.
-        column: name of the column.
-
-    Raises:
-        ValueError: the column is missing or does not hold a list of objects; the message names it.
-
-    Example:
-        >>> row_tools({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]})
-        [{'type': 'function', 'function': {'name': 'f'}}]
-    """
-    if column not in row:
-        raise ValueError(f"no column {column!r} in the row; its columns are {sorted(row)}")
-    tools = row[column]
-    if isinstance(tools, str):
-        tools = json.loads(tools) if tools.strip() else []
-    else:
-        tools = _without_nulls(tools or [])
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError(f"column {column!r} must hold a list of tool schemas or its JSON, got {tools!r:.200}")
-    return tools
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
-    if isinstance(value, list | tuple):
-        return [_without_nulls(entry) for entry in value]
-    return value
-
-
-def _prepare_template(trainer: Any) -> None:
-    """Make sure that tool messages can be put behind a turn without changing what stands before them."""
+def _prepare_template(trainer: Any) -> bool:
+    """Let tool messages follow a turn without changing what stands before them; does the template name the tool?"""
     if trainer.tools:
         raise ValueError("rows bring their own tools: `tools` and `environment_factory` go without ToolRollout")
     if trainer.chat_template is None and not is_chat_template_prefix_preserving(trainer.processing_class):
         trainer.chat_template = get_training_chat_template(trainer.processing_class)
-    if _suffix_ids(["x"], trainer, name="a") != _suffix_ids(["x"], trainer, name="b"):
-        raise ValueError("the chat template writes the tool's name into its result, which ToolRollout has not")
+    once, again = ({"role": "tool", "name": name, "content": "x"} for name in "ab")
+    return bool(trainer._get_tool_suffix_ids([once]) != trainer._get_tool_suffix_ids([again]))
 
 
 def _prompt_ids(prompt: Any, tools: list[Schema], trainer: Any) -> list[int]:
@@ -199,20 +182,24 @@ def _generate_turn(rollouts: list[_Rollout], trainer: Any, *, first: bool) -> No
         rollout.append(rollout.turn_ids, (scores or [0.0] * len(ids))[:room], own=True)
 
 
-def _append_results(rollout: _Rollout, results: list[str], trainer: Any, limit: int) -> None:
-    suffix = _suffix_ids(results, trainer)
+def _append_results(rollout: _Rollout, results: Sequence[str | ToolResult], engine: _Engine) -> None:
+    trainer = engine.trainer
+    if engine.needs_name and any(isinstance(result, str) for result in results):
+        raise ValueError("the chat template writes the tool's name: respond must return results with a `name`")
+    messages = [
+        {"role": "tool", "name": "tool", "content": result}
+        if isinstance(result, str)
+        else {"role": "tool", "name": result.name, "content": result.content}
+        for result in results
+    ]
+    suffix = list(trainer._get_tool_suffix_ids(messages))
     total = len(rollout.completion_ids) + len(suffix)
     # One token at least must be left for the next turn.
-    if total >= trainer.max_completion_length or len(rollout.prompt_ids) + total >= limit:
+    if total >= trainer.max_completion_length or len(rollout.prompt_ids) + total >= engine.context:
         rollout.stop = "budget"
         return
     rollout.append(suffix, [0.0] * len(suffix), own=False)
-    rollout.messages += [{"role": "tool", "content": result} for result in results]
-
-
-def _suffix_ids(results: list[str], trainer: Any, *, name: str = "tool") -> list[int]:
-    messages = [{"role": "tool", "name": name, "content": result} for result in results]
-    return list(trainer._get_tool_suffix_ids(messages))
+    rollout.messages += messages
 
 
 def _context_limit(trainer: Any) -> int:

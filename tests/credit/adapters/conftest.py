@@ -1,24 +1,22 @@
 """A tiny Qwen3 with a tokenizer of its own, and rollouts fixed in advance, for the trainers."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig
 
+from tests.credit.adapters.scripted import CALL, TEMPLATES
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory):
+def tokenizer():
     """Byte-level BPE of a few hundred tokens with Qwen3's chat template as TRL ships it."""
     template = (TEMPLATES / "qwen3.jinja").read_text()
     core = Tokenizer(models.BPE())

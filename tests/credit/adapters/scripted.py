@@ -2,9 +2,13 @@
 
 import math
 import statistics
+from pathlib import Path
 from types import MethodType
 
 import torch
+import trl
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 END = "<|im_end|>"

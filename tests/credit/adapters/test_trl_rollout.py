@@ -10,9 +10,13 @@ from datasets import Dataset
 
 from credit.adapters.trl import CreditGRPOTrainer
 from credit.adapters.trl_rollout import ToolRollout, row_tools
-from tests.credit.adapters.scripted import CALL, END, masks_of, record, script_generate
+from rewards.simulator import answer_calls
+from tests.credit.adapters.scripted import CALL, END, TEMPLATES, masks_of, record, script_generate
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+
+TRAINING = (TEMPLATES / "qwen3_training.jinja").read_text()
 
 
 def answer(text, tools):
@@ -194,6 +198,35 @@ def test_the_context_of_vllm_bounds_a_rollout(trainer, tokenizer):
     batches = record(run)
     run.train()
     assert {row["rollout_stop"] for row in batches[0]["rows"][1::2]} == {"budget"}
+
+
+def test_the_simulator_answers(trainer, dataset):
+    run = trainer(respond=answer_calls)
+    batches = record(run)
+    run.train()
+    for number, row in enumerate(batches[0]["rows"]):
+        results = [turn for turn in row["rollout_messages"] if turn["role"] == "tool"]
+        assert len(results) == (number % 2) * (1 + (number % 4 == 3))
+        # Only rows that bring the tool get an answer that is no error.
+        assert all(("error" in turn["content"]) != row["needs_tool"] for turn in results)
+        assert all(turn["name"] == "weather" for turn in results)
+
+
+def test_a_template_that_names_the_tool_asks_for_names(trainer, tokenizer, monkeypatch):
+    def naming(template):
+        return template.replace("<tool_response>\\n'", "<tool_response>' + message.name + '\\n'")
+
+    assert naming(TRAINING) != TRAINING
+    monkeypatch.setattr(tokenizer, "chat_template", naming(tokenizer.chat_template))
+    run = trainer()
+    run.chat_template = naming(TRAINING)
+    with pytest.raises(ValueError, match="results with a `name`"):
+        run.train()
+    run = trainer(respond=answer_calls)
+    run.chat_template = naming(TRAINING)
+    batches = record(run)
+    run.train()
+    assert "<tool_response>weather" in tokenizer.batch_decode(batches[0]["completion_ids"])[1]
 
 
 SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["a", None]}}}
