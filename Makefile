@@ -51,8 +51,9 @@ $(VENV)/.dev: $(VENV)/.real
 	$(PIP) -e '.[dev]'
 	touch $@
 
+# verl without its inference engine: these four are all that importing its estimators needs.
 $(VENV)/.peers: $(VENV)/.real
-	$(PIP) --no-deps verl && $(PIP) tensordict hydra-core ray || echo "verl is not available: its rows will be skipped"
+	$(PIP) --no-deps verl && $(PIP) codetiming hydra-core ray tensordict || echo "verl is not available: its rows will be skipped"
 	touch $@
 
 clean:
