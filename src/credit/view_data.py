@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,12 +57,12 @@ class TokenCredit:
         for name, length in lengths.items():
             _same_length(name, length, wanted)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[bool, ...]:
         """True where a token carries a learning signal, if only the signal 0."""
         return tuple(not reason for reason in self.reasons)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """Largest finite `|advantage|` of a trained token under any rule: the full shade. 0 without one."""
         shown = (

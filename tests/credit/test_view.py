@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -365,6 +366,17 @@ def test_tokens_that_differ_inside_a_run_carry_their_own_shade():
     page = render_html(token_credit(["a", "b", "c"], segments=[0] * 3, advantages=[1.0, 1.0, -0.5]))
     assert re.search(r'class="t" title="0[^"]*">a', page)
     assert re.search(r'class="t" title="2[^"]*" style="--r0:rgb\(var\(--neg\)', page)
+
+
+def test_a_long_rollout_takes_linear_time():
+    size = 16_384
+    credit = {rule: torch.randn(size, generator=torch.Generator().manual_seed(0)) for rule in ("a", "b")}
+    view = token_credit(["tok"] * size, segments=[0] * size, advantages=credit)
+    started = time.process_time()
+    page = render_html(view)
+    # A second on an idle core; anything quadratic takes minutes.
+    assert time.process_time() - started < 20
+    assert page.count('class="t"') == size
 
 
 def test_rich_is_imported_only_to_print():
