@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -43,7 +43,7 @@ def policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
     mode: Aggregation = "token_mean",
-    denominator: float | Shaped[Tensor, ""] | None = None,
+    denominator: int | float | Shaped[Tensor, ""] | None = None,
     horizon: int | None = None,
     ratio_weight: Float[Tensor, "batch tokens"] | None = None,
 ) -> PolicyLoss:
@@ -91,9 +91,9 @@ def policy_loss(
     per_row = advantages.dim() == 1
     require_shape("advantages", advantages, tuple(logp.shape[:1] if per_row else logp.shape), "logp")
     credit = advantages[:, None].expand(logp.shape) if per_row else advantages
-    if dual_clip is not None and dual_clip <= 1:
+    if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1 or None, got {dual_clip}")
-    if clip_low < 0 or clip_high < 0:
+    if not (clip_low >= 0 and clip_high >= 0):
         raise ValueError(f"clip_low and clip_high must not be negative, got {clip_low} and {clip_high}")
     weight = row_weights(learnable, mode, denominator, horizon=horizon, dtype=compute_dtype(logp))
     bounds = (1 - clip_low, 1 + clip_high, torch.inf if dual_clip is None else dual_clip)
@@ -120,18 +120,21 @@ class _Surrogate(torch.autograd.Function):
         credit = select(mask, advantages.to(dtype))
         change = select(mask, logp.to(dtype) - old_logp.to(dtype))
         bounded = change.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        ratio = bounded.exp()
-        unweighted = ratio
+        ratio = unweighted = bounded.exp()
         if ratio_weight is not None:
             ratio = ratio * select(mask, ratio_weight.to(dtype))
-        sums = _clip_sums(ratio, unweighted, bounded, credit, mask, bounds)
         falls = credit < 0
-        lower = torch.where(falls, floor, -torch.inf)
-        upper = torch.where(falls, dual, ceiling)
-        loss = -(credit * torch.clamp(ratio, lower, upper)).sum(dim=1) @ weight
-        # Written so that a NaN on a learnable token is not "stopped": it must stay loud in the gradient too.
-        stopped = (ratio < lower) | (ratio > upper) | (change.abs() > MAX_LOG_RATIO)
-        slope = (ratio * credit).neg_().masked_fill_(stopped, 0.0)
+        # Bounds in the dtype of the ratio: where on two plain numbers would make them float32.
+        lower = torch.where(falls, ratio.new_full((), floor), -torch.inf)
+        upper = torch.where(falls, ratio.new_full((), dual), ceiling)
+        loss = -torch.clamp(ratio, lower, upper).mul_(credit).sum(dim=1) @ weight
+        # A NaN on a learnable token must stay loud in the gradient too: a NaN ratio is neither below nor above, and a
+        # stopped ratio is zeroed before it meets the advantage, which may be NaN.
+        below, above = ratio < lower, ratio > upper
+        sums = _clip_sums(below, above, falls, credit, unweighted, bounded, mask)
+        # Nothing reads these again: writing into them spares the fresh buffers a loss this light spends its time on.
+        stopped = below.logical_or_(above).logical_or_(change.abs_() > MAX_LOG_RATIO)
+        slope = ratio.masked_fill_(stopped, 0.0).mul_(credit).neg_()
         ctx.save_for_backward(slope.to(logp.dtype), weight)
         ctx.mark_non_differentiable(sums)
         return loss.to(logp.dtype), sums
@@ -145,24 +148,18 @@ class _Surrogate(torch.autograd.Function):
 
 
 def _clip_sums(
-    ratio: Float[Tensor, "batch tokens"],
+    below: Bool[Tensor, "batch tokens"],
+    above: Bool[Tensor, "batch tokens"],
+    falls: Bool[Tensor, "batch tokens"],
+    credit: Float[Tensor, "batch tokens"],
     unweighted: Float[Tensor, "batch tokens"],
     change: Float[Tensor, "batch tokens"],
-    credit: Float[Tensor, "batch tokens"],
-    mask: Shaped[Tensor, "batch tokens"],
-    bounds: tuple[float, float, float],
+    mask: Bool[Tensor, "batch tokens"],
 ) -> Float[Tensor, " kinds"]:
     """The fields of :class:`ClipStatistics`, in order: clips are counted on the ratio that was clipped, the largest
-    ratio before its weight. Masked tokens have credit 0 and no change here."""
-    floor, ceiling, dual = bounds
-    falls = credit < 0
-    counts = [
-        mask.sum(),
-        (falls & (ratio < floor)).sum(),
-        ((credit > 0) & (ratio > ceiling)).sum(),
-        (falls & (ratio > dual)).sum(),
-    ]
-    dtype = statistics_dtype(ratio)
-    kl = (torch.expm1(change) - change).sum()
-    largest = ratio.new_zeros(()) if ratio.numel() == 0 else select(mask, unweighted).amax()
+    ratio before its weight. Masked tokens have credit 0 and no change here; only where A < 0 is there a lower bound."""
+    counts = [torch.count_nonzero(which) for which in (mask, below, above & (credit > 0), above & falls)]
+    dtype = statistics_dtype(unweighted)
+    kl = torch.expm1(change).sub_(change).sum()
+    largest = unweighted.new_zeros(()) if unweighted.numel() == 0 else select(mask, unweighted).amax()
     return torch.stack([count.to(dtype) for count in counts] + [kl.to(dtype), largest.to(dtype)])

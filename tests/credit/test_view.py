@@ -25,8 +25,8 @@ from credit.view import (
     token_credit,
     write_html,
 )
-from credit.view_tables import conflicts, findings, masked, opposed, runs, totals
-from credit.view_text import as_text, visible
+from credit.view.tables import conflicts, findings, masked, opposed, runs, totals
+from credit.view.text import as_text, visible
 
 NAN = math.nan
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from credit.view_data import PADDING, TokenCredit
-from credit.view_style import STYLE, rule_style
-from credit.view_svg import esc, fill, ribbon, strip
-from credit.view_tables import Run, findings, masked, opposed, runs, segment_name, signed, totals
-from credit.view_text import segment_colour, visible
+from credit.view.data import PADDING, TokenCredit
+from credit.view.style import STYLE, rule_style
+from credit.view.svg import esc, fill, ribbon, strip
+from credit.view.tables import Run, findings, masked, opposed, runs, segment_name, signed, totals
+from credit.view.text import segment_colour, visible
 
 # Even if an escape were missed somewhere, this keeps the page from running or loading anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -30,7 +30,7 @@ def render_html(views: TokenCredit | Sequence[TokenCredit]) -> str:
     Reference: ours.
 
     Example:
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> page = render_html(token_credit(["<script>"], segments=[1], advantages=[0.5]))
         >>> "&lt;script&gt;" in page, "<script>" in page
         (True, False)

@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from credit.view_data import TokenCredit
-from credit.view_tables import findings, masked, opposed, runs, segment_name, signed, totals
-from credit.view_text import printable, segment_colour, visible
+from credit.view.data import TokenCredit
+from credit.view.tables import findings, masked, opposed, runs, segment_name, signed, totals
+from credit.view.text import printable, segment_colour, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +46,7 @@ def print_credit(view: TokenCredit, console: Console | None = None, *, masked_to
 
     Example:
         >>> from rich.console import Console
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> print_credit(token_credit(["4", "2"], segments=[0, 1], advantages=[0.5, -1.0]), Console(width=60))
         token credit · 2 tokens...
     """

@@ -5,9 +5,9 @@ from collections import Counter
 from html import escape
 from itertools import groupby
 
-from credit.view_data import TokenCredit
-from credit.view_tables import conflicts, opposed
-from credit.view_text import printable, segment_colour
+from credit.view.data import TokenCredit
+from credit.view.tables import conflicts, opposed
+from credit.view.text import printable, segment_colour
 
 _OFF = "off"
 _BROKEN = "#f0f"

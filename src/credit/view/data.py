@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from credit.segments import Segment
-from credit.view_text import as_text
+from credit.view.text import as_text
 
 PROMPT = "prompt"
 PADDING = "padding"

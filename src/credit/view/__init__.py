@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from credit.view_data import TokenCredit, token_credit
-from credit.view_html import render_html
-from credit.view_terminal import print_credit
-from credit.view_text import byte_level_bytes
+from credit.view.data import TokenCredit, token_credit
+from credit.view.html import render_html
+from credit.view.terminal import print_credit
+from credit.view.text import byte_level_bytes
 
 __all__ = [
     "TokenCredit",

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import combinations, groupby
 from typing import Literal, NamedTuple
 
-from credit.view_data import NO_SEGMENT, PADDING, TokenCredit
+from credit.view.data import NO_SEGMENT, PADDING, TokenCredit
 
 
 class Run(NamedTuple):
@@ -55,7 +55,7 @@ def runs(view: TokenCredit) -> list[Run]:
     """Maximal stretches of equal segment and reason, in order.
 
     Example:
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> [tuple(r) for r in runs(token_credit(["a", "b", "c"], segments=[0, 0, 1], advantages=[1, 1, 2]))]
         [(0, 2, 0, ''), (2, 3, 1, '')]
     """
@@ -79,7 +79,7 @@ def totals(view: TokenCredit, rule: str) -> list[SegmentTotal]:
     Only trained tokens count, and only finite advantages are summed: the others are counted as broken.
 
     Example:
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> view = token_credit(["a", "b", "c"], segments=[0, 0, 1], advantages=[1.0, 1.0, -2.0])
         >>> [(t.segment, t.tokens, t.mean, t.total, t.share) for t in totals(view, "advantage")]
         [(0, 2, 1.0, 2.0, 0.5), (1, 1, -2.0, -2.0, 0.5)]
@@ -113,7 +113,7 @@ def opposed(view: TokenCredit) -> tuple[bool, ...]:
     """True on trained tokens that one rule raises and another lowers.
 
     Example:
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> opposed(token_credit(["a", "b"], segments=[0, 1], advantages={"GRPO": [1, 1], "SLCA": [-1, 0]}))
         (True, False)
     """
@@ -140,7 +140,7 @@ def findings(view: TokenCredit) -> list[Finding]:
     """What a reader should know first: broken numbers, leaks, rules that disagree, rows that teach nothing.
 
     Example:
-        >>> from credit.view_data import token_credit
+        >>> from credit.view.data import token_credit
         >>> findings(token_credit(["a"], segments=[0], advantages=[float("nan")]))[0]
         Finding(level='error', text='advantage: NaN or infinity on 1 trained token (first: token 0)')
     """
