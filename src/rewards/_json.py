@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 # Deeper values exist only in attacks. The bound stands far under Python's recursion limit, so a verdict does not
 # depend on how deep the caller's own stack is, and the schema validator (native code) cannot overflow its stack.
@@ -28,7 +28,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _constant(name: str) -> NoReturn:
+def _constant(name: str) -> float:
     raise _RefusedError(f"{name} is not JSON")
 
 

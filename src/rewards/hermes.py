@@ -8,9 +8,10 @@ from rewards._json import Decoded, decode_at, elements, skip_space
 from rewards.calls import ParsedCalls, Status, Think, ToolCall, read_call, register_format
 
 # No honest text comes near it; what matching and answering cost grows with the number of calls.
-MAX_ATTEMPTS = 8192
+MAX_ATTEMPTS = 4096
 
 _TAG = re.compile(r"</?tool_call>|</?think>")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOO_MANY = f"more than {MAX_ATTEMPTS} attempts in one text; the rest is not read"
 
 
@@ -48,8 +49,22 @@ def _values(text: str, start: int, room: int) -> tuple[list[Decoded], int]:
         at = skip_space(text, base + value.end)
         found.append(value._replace(start=base + value.start, end=base + value.end))
         if not value.whole:
-            break
+            return found, _last_string(text, found[-1].start, found[-1].end)
     return found, at
+
+
+def _last_string(text: str, start: int, stop: int) -> int:
+    """Where to look for the next tag if decoding failed at `stop`: there, or in the string it failed in or after.
+
+    A lost quote makes a string of all that follows; the block after it must not be lost with it.
+    """
+    at = begin = start
+    while (quote := text.find('"', at, stop)) >= 0:
+        begin, string = quote, _STRING.match(text, quote, stop)
+        if string is None:
+            return quote
+        at = string.end()
+    return begin if not text[at:stop].strip() else stop
 
 
 def _attempts(text: str, block: _Block, end: int, closed: bool) -> list[ToolCall]:

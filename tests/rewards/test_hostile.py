@@ -1,0 +1,219 @@
+"""Model output never raises, and never costs more than linear time."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewards import answer_calls, loose_match, parse_tool_calls, process_score, reference_rule, validate_call
+from rewards.hermes import MAX_ATTEMPTS
+from tests.rewards.checks import CLOSE, OPEN, TOOLS, block, call
+
+SIZE = 1_000_000
+GOLD = [[call("add", a=1), call("add", a=2)]]
+# Each is repeated to a megabyte. What they try: one attempt that reads to the end from every tag.
+UNITS = {
+    "opening tags": OPEN,
+    "closing tags": CLOSE,
+    "broken objects": OPEN + "{x",
+    "strings that swallow tags": OPEN + '{"',
+    "strings of both parities": OPEN + '["',
+    "escapes between tags": OPEN + '["\\',
+    "commas between tags": OPEN + '[",',
+    "keys": OPEN + '{"a":"',
+    "numbers": OPEN + "[1,",
+    "deep lists": OPEN + "[" * 900,
+    "long integers": OPEN + "1" * 5000,
+    "spaces": OPEN + " " * 50,
+    "lines": OPEN + "\n{x\n",
+    "duplicate keys, cut": OPEN + '{"a":1,"a":"',
+    "NaN, cut": OPEN + '[NaN,"',
+    "think tags": "<think></think>" + OPEN,
+    "valid calls": block(call("add", a=1)),
+    "calls with tags inside": block(call("add", a=CLOSE)),
+    "half surrogates": OPEN + '{"a":"\\ud800"}' + CLOSE,
+    "accents": block(call("é", é="é")),
+}
+ONCE = {
+    "objects in one tag": OPEN + "{}" * (SIZE // 2) + CLOSE,
+    "a list of objects": OPEN + "[" + "{}," * (SIZE // 3) + "{}]" + CLOSE,
+    "calls in one tag": OPEN + json.dumps(call("add", a=CLOSE)) * (SIZE // 55) + CLOSE,
+    "tags in one string": OPEN + json.dumps(call("add", tag=CLOSE * (SIZE // 12))) + CLOSE,
+    "an endless string": OPEN + '{"name": "' + CLOSE * (SIZE // 12),
+    "escaped quotes without an end": OPEN + '{"name": "' + '\\"' * (SIZE // 2),
+    "an escape fault behind escaped quotes": OPEN + '{"name": "' + '\\"' * (SIZE // 2) + CLOSE + "\\q",
+    "brackets": OPEN + "[" * SIZE,
+    "objects in objects": OPEN + '{"a":' * (SIZE // 5),
+    "many keys, one twice": OPEN + "{" + "".join(f'"k{i}":1,' for i in range(SIZE // 12)) + '"k1":2}' + CLOSE,
+    "arguments in a string": OPEN + json.dumps({"name": "add", "arguments": "[" * SIZE}) + CLOSE,
+    "broken calls after lines": "\n" * (SIZE // 2) + (OPEN + "{x") * (SIZE // 26),
+}
+TEXTS = {name: unit * (SIZE // len(unit)) for name, unit in UNITS.items()} | ONCE
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_megabyte_takes_linear_time(name: str) -> None:
+    text = TEXTS[name]
+    began = time.process_time()
+    parsed = parse_tool_calls(text)
+    process_score([parsed], GOLD, TOOLS)
+    reference_rule([parsed], GOLD, TOOLS)
+    for attempt in parsed.calls[:50]:
+        _ = attempt.name_span, attempt.key_spans
+    # Linear: 0.02-0.3 s, some ten times that under the type checker. Quadratic: minutes.
+    assert time.process_time() - began < 6.0
+    assert parsed.num_open <= text.count(OPEN)
+
+
+def test_many_attempts_are_bounded_and_said() -> None:
+    text = block(call("add", a=1)) * (MAX_ATTEMPTS + 10)
+    parsed = parse_tool_calls(text)
+    assert (parsed.num_open, len(parsed.valid)) == (MAX_ATTEMPTS + 10, MAX_ATTEMPTS)
+    assert "the rest is not read" in (parsed.calls[-1].reason or "")
+    score = process_score([parsed], [[call("add", a=1)]], TOOLS)
+    assert score.format == MAX_ATTEMPTS / (MAX_ATTEMPTS + 10)
+    listed = parse_tool_calls(OPEN + json.dumps([call("add", a=1)] * (MAX_ATTEMPTS + 10)) + CLOSE)
+    assert len(listed.valid) == MAX_ATTEMPTS
+    assert process_score([listed], [[call("add", a=1)]], TOOLS).format == 0.0
+
+
+@pytest.mark.parametrize("depth", [127, 129, 1_000, 10_000, 100_000])
+@pytest.mark.parametrize("ends", ["[]", '{"a":}'])
+def test_nesting_never_raises(depth: int, ends: str) -> None:
+    half = len(ends) // 2 if ends == "[]" else 5
+    value = ends[:half] * depth + ("1" if half == 5 else "") + ends[half:] * depth
+    for text in (
+        f'{OPEN}{{"name": "add", "arguments": {{"a": {value}}}}}{CLOSE}',
+        f"{OPEN}{value}{CLOSE}",
+        OPEN + value,
+    ):
+        parsed = parse_tool_calls(text)
+        assert parsed.num_open == 1
+        process_score([text], GOLD, TOOLS)
+        answer_calls(text, TOOLS)
+    deep: object = 1
+    for _ in range(depth):
+        deep = [deep] if ends == "[]" else {"a": deep}
+    problems = validate_call({"name": "maps.look", "arguments": {"x": deep}}, TOOLS)
+    assert bool(problems) == (depth > 120)
+    assert loose_match(deep, 1) is False
+
+
+_fragments = st.sampled_from(
+    [
+        OPEN,
+        CLOSE,
+        "<think>",
+        "</think>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        ",",
+        ":",
+        " ",
+        "\n",
+        "NaN",
+        "1e999",
+        "name",
+        "a",
+        '"name"',
+        '"add"',
+        '"arguments"',
+        "null",
+        "true",
+        "-",
+        "\\ud800",
+        "\ud800",
+        "é",
+        "'",
+        block(call("add", a=1)),
+        '{"name": "add", "arguments": {"a": 1}}',
+        "<",
+        "<tool_call",
+        "\x00",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_fragments, max_size=30).map("".join) | st.text(max_size=40).map(lambda text: OPEN + text))
+def test_any_text_is_read(text: str) -> None:
+    for think in ("reasoning", "text"):
+        parsed = parse_tool_calls(text, think=think)  # type: ignore[arg-type]
+        assert len(parsed.valid) <= len(parsed.calls)
+        assert parsed.num_open <= text.count(OPEN)
+        assert parsed.num_close <= text.count(CLOSE)
+        assert {c.block for c in parsed.calls} == set(range(parsed.num_open))
+        for attempt in parsed.calls:
+            begin, end = attempt.span
+            assert text.startswith(OPEN, begin)
+            assert begin < end <= len(text)
+            assert (attempt.status == "ok") == (attempt.reason is None)
+            if attempt.status == "ok":
+                assert text[:end].endswith(CLOSE)
+                assert attempt.name_span
+                assert begin < attempt.name_span[0] <= attempt.name_span[1] < end
+                assert list(attempt.key_spans) == list(attempt.arguments)
+                json.dumps(attempt.arguments, allow_nan=False, ensure_ascii=False).encode()
+            validate_call(attempt, TOOLS)
+    score = process_score([text], GOLD, TOOLS)
+    assert 0.0 <= score.total <= 1.0
+    reference_rule([text], GOLD, TOOLS)
+    answer_calls(text, TOOLS)
+
+
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8"), min_size=1, max_size=6),
+            st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), _json, max_size=3),
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+    st.sampled_from(["blocks", "values", "list"]),
+    st.booleans(),
+)
+def test_what_was_written_is_read(
+    calls: list[tuple[str, dict[str, object]]], ascii: bool, shape: str, string: bool
+) -> None:
+    def arguments(value: dict[str, object]) -> object:
+        return json.dumps(value, ensure_ascii=ascii) if string else value
+
+    made = [{"name": name, "arguments": arguments(value)} for name, value in calls]
+    texts = [json.dumps(one, ensure_ascii=ascii) for one in made]
+    text = {
+        "blocks": "\n".join(f"{OPEN}\n{one}\n{CLOSE}" for one in texts),
+        "values": OPEN + "\n".join(texts) + CLOSE,
+        "list": OPEN + json.dumps(made, ensure_ascii=ascii) + CLOSE,
+    }[shape]
+    text = f"Let me see. {text} Done."
+    parsed = parse_tool_calls(text)
+    assert [(c.name, c.arguments) for c in parsed.valid] == calls
+    if calls:
+        assert len(parsed.calls) == len(calls)
+    for read in parsed.valid:
+        assert read.name_span
+        assert json.loads(f'"{text[slice(*read.name_span)]}"') == read.name
+        for key, span in read.key_spans.items():
+            shown = text[slice(*span)]
+            assert json.loads(json.loads(f'"{shown}"').join('""') if string else f'"{shown}"') == key
