@@ -168,16 +168,16 @@ add(
     cc.check_advantage,
     advantages,
     "group_advantage",
-    wrong_sign=("values - mean[index]", "mean[index] - values"),
+    wrong_sign=("values - _of_rows(mean, index)", "_of_rows(mean, index) - values"),
     counts_absent=("_group_sum(taking_part.to(values.dtype), index)", "_group_sum(torch.ones_like(values), index)"),
-    absent_in_spread=("select(taking_part, values - mean[index])", "(values - mean[index])"),
+    absent_in_spread=("select(taking_part, values - _of_rows(mean, index))", "(values - _of_rows(mean, index))"),
     population_std=("(count - correction)", "(count)"),
     epsilon_inside_sqrt=(
         "_group_sum(unit * unit, index), freedom))",
         "_group_sum(unit * unit, index), freedom) + eps)",
     ),
     no_epsilon=("spread + eps", "spread"),
-    uncentred=("values - mean[index]", "values"),
+    uncentred=("values - _of_rows(mean, index)", "values"),
     min_size_ignored=("count >= min_size", "count >= 1"),
     min_size_off_by_one=("count >= min_size", "count > min_size"),
     scale_ignored=('if scale == "none" else', 'if scale == "nothing" else'),
@@ -188,7 +188,7 @@ add(
     cc.check_equal_rewards,
     advantages,
     "group_advantage",
-    residue=("& ~_all_equal(values, taking_part, index)[index]", ""),
+    residue=(" & (high != low)", ""),
 )
 add(
     cc.check_absent_rows,
@@ -196,8 +196,8 @@ add(
     "group_advantage",
     nan_enters=("values = select(taking_part, rewards)", "values = rewards"),
     absent_judged=(
-        ("judged = taking_part & (count", "judged = (count"),
-        ("select(taking_part, values - mean[index])", "(values - mean[index])"),
+        ("judged = taking_part & _of_rows((count", "judged = _of_rows((count"),
+        ("select(taking_part, values - _of_rows(mean, index))", "(values - _of_rows(mean, index))"),
     ),
 )
 add(
@@ -234,7 +234,7 @@ add(
     "group_advantage",
     half_statistics=(".to(statistics_dtype(rewards))", ""),
     squares_overflow=(
-        ("unit = safe_divide(centred, reach[index])", "unit = centred"),
+        ("unit = safe_divide(centred, _of_rows(reach, index))", "unit = centred"),
         ("spread = reach * ", "spread = "),
     ),
     dtype_changes=("select(judged, scaled).to(rewards.dtype)", "select(judged, scaled)"),

@@ -78,7 +78,7 @@ def policy_loss(
         >>> logp = torch.tensor([[0.0, 0.5]], requires_grad=True)
         >>> result = policy_loss(logp, torch.zeros(1, 2), torch.tensor([1.0]), torch.ones(1, 2))
         >>> result.loss.backward(); logp.grad
-        tensor([[-0.5000,  0.0000]])
+        tensor([[-0.5000, -0.0000]])
 
     Reference:
         SLCA eq. 5; dual clip as in both papers (c = 3).
