@@ -64,6 +64,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-prompt", type=int, default=320, help="longest prompt in tokens, schemas included")
     parser.add_argument("--max-call", type=int, default=96, help="longest gold call in tokens")
     parser.add_argument("--max-steps", type=int, default=200, help="most GRPO steps; SLCA makes as many as GRPO did")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts a GRPO or SLCA step (default 2)")
+    parser.add_argument("--generations", type=int, default=8, help="rollouts a prompt (default 8)")
+    parser.add_argument("--eval-rows", type=int, default=200, help="most held-out rows to answer")
     parser.add_argument("--eval-batch", type=int, default=16)
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     return parser.parse_args(argv)
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None, sizes: Any = None) -> dict[str, Any]
     from benchmarks.real_training import Sizes
 
     torch.set_num_threads(options.threads)
-    sizes = sizes or Sizes()
+    sizes = sizes or Sizes(prompts=options.prompts, generations=options.generations)
     out = Path(options.out)
     if options.fresh:
         shutil.rmtree(out, ignore_errors=True)
@@ -93,7 +96,7 @@ def main(argv: Sequence[str] | None = None, sizes: Any = None) -> dict[str, Any]
 
 def _settings(options: argparse.Namespace, sizes: Any) -> dict[str, Any]:
     """What a rerun must share with the run it continues."""
-    keys = ("model", "seed", "categories", "max_prompt", "max_call", "max_steps", "eval_batch")
+    keys = ("model", "seed", "categories", "max_prompt", "max_call", "max_steps", "eval_rows", "eval_batch")
     return {key: getattr(options, key) for key in keys} | asdict(sizes)
 
 
@@ -112,7 +115,7 @@ def collect(ledger: Ledger) -> dict[str, Any]:
         "seconds": {name: ledger.seconds(name) for name in SHARES},
         "models": {label: summarise(same[name]) for name, label in EVALUATED.items()},
         "sign_test": {
-            key: sign_test(*([row[key] for row in same[name]] for name in arms)) for key in ("success", "bfcl")
+            key: sign_test(*([row[key] for row in same[arm]] for arm in arms)) for key in ("success", "bfcl")
         },
         "records": {EVALUATED[name]: rows for name, rows in same.items()},
     }

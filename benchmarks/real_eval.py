@@ -91,14 +91,14 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def sign_test(first: Sequence[float], second: Sequence[float]) -> tuple[int, int, float]:
+def sign_test(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """Rows on which only the first, and only the second, succeeded; exact two-sided p of such a split by chance."""
     pairs = [(bool(a), bool(b)) for a, b in zip(first, second, strict=True)]
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
     differ = only_first + only_second
     tail = sum(math.comb(differ, k) for k in range(min(only_first, only_second) + 1)) / 2**differ
-    return only_first, only_second, min(1.0, 2 * tail)
+    return {"only_first": only_first, "only_second": only_second, "p": min(1.0, 2 * tail)}
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:

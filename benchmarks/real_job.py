@@ -100,7 +100,7 @@ class Job:
         from benchmarks.real_eval import evaluate
 
         model, tokenizer = self._model({"pretrained": "prepare"}.get(stage, stage.removeprefix("after_")))
-        _, held_out = self.rows(tokenizer)
+        held_out = self.rows(tokenizer)[1][: self.options.eval_rows]
         first = self.ledger.result("pretrained")
         if first is not None:
             # The first evaluation measures how many rows the time allows; the others look at no more than those.

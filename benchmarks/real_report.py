@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHARES = {"called": "rows with a call", "success": "Success@0.9", "bfcl": "BFCL checker"}
+SHARES = {"called": "calls a tool", "success": "Success@0.9", "bfcl": "BFCL checker"}
 
 
 def print_report(results: Mapping[str, Any], path: Path) -> None:
@@ -13,7 +13,8 @@ def print_report(results: Mapping[str, Any], path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    # A log file has no width of its own, and a table cut to 80 columns cannot be read.
+    console = Console() if Console().is_terminal else Console(width=130)
     table = Table(title="Tool use on held-out BFCL rows (95% intervals in brackets)")
     for name in ("model", "rows", *SHARES.values(), "process score", "summary", "redundant calls"):
         table.add_column(name, justify="left" if name == "model" else "right")
@@ -51,12 +52,14 @@ def closing(results: Mapping[str, Any]) -> list[str]:
     ]
     if rows == 0:
         return [*lines, "Not one batch of held-out rows fitted the time: give it more --minutes."]
-    only_grpo, only_slca, p = results["sign_test"]["bfcl"]
-    width = max(row["bfcl"]["high"] - row["bfcl"]["low"] for row in results["models"].values()) / 2
+    test = results["sign_test"]["bfcl"]
+    half = max(row["bfcl"]["high"] - row["bfcl"]["low"] for row in results["models"].values()) / 2
+    before, after = (list(results["models"].values())[at]["called"]["mean"] for at in (0, 1))
     lines.append(
-        f"What this shows: the SFT taught the call format, and the trainer runs on real rows. What it does not: "
-        f"which rule is better. By BFCL's checker only GRPO's model is right on {only_grpo} rows and only SLCA's on "
-        f"{only_slca} (exact sign test p = {p:.2f}); {rows} rows leave ±{100 * width:.0f} points around a share, and "
-        f"{min(grpo['steps'], slca['steps'])} steps of one seed move a model by less than that."
+        f"What this shows: calls on {100 * before:.0f}% of the rows before SFT and {100 * after:.0f}% after it, and "
+        f"both rules trained through TRL on real rows. What it does not show: which rule is better. By BFCL's checker "
+        f"GRPO's model alone is right on {test['only_first']:.0f} rows and SLCA's alone on {test['only_second']:.0f} "
+        f"(exact sign test p = {test['p']:.2f}); {rows} rows leave up to ±{100 * half:.0f} points around a share, and "
+        f"{min(grpo['steps'], slca['steps'])} steps with one seed are far too few to separate two rules."
     )
     return lines

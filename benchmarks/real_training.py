@@ -135,7 +135,9 @@ class Bounded(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "loss" not in logs:
             return
-        kept = {key: float(value) for key, value in logs.items() if key in LOGGED or key.startswith("credit/")}
+        # A statistic of a segment that no token is in has no value.
+        wanted = {key: value for key, value in logs.items() if key in LOGGED or key.startswith("credit/")}
+        kept = {key: float(value) for key, value in wanted.items() if value is not None}
         self.history.append({"step": state.global_step, "seconds": self.clock.used - self._began} | kept)
         now = f"reward {logs['reward']:.2f}" if "reward" in logs else f"loss {logs['loss']:.2f}"
         share = max(self.clock.share, state.global_step / state.max_steps)
