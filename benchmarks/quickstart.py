@@ -26,8 +26,8 @@ REDRAWS = 4000
 # the warm checkpoint's process score and 1 in 20 to 25 steps of 64 rollouts at this learning rate. At a noise share
 # of 0.9 theorem A.3 leaves GRPO about a quarter of that drift; the plan printed before the race says how far apart
 # this puts the arms.
-FULL = {"seeds": 3, "steps": 24, "warmup": 800, "held_out": 96}
-QUICK = {"seeds": 1, "steps": 4, "warmup": 200, "held_out": 32}
+FULL = {"seeds": 3, "steps": 24, "warmup": 800, "conversations": 4000, "held_out": 96}
+QUICK = {"seeds": 1, "steps": 4, "warmup": 150, "conversations": 1000, "held_out": 24}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--sigma", type=float, help="sd of the summary noise (default: from --share)")
     options.add_argument("--share", type=float, default=0.9, help="wanted share of noise in the unified variance")
     options.add_argument("--warmup", type=int, help="supervised steps")
+    options.add_argument("--conversations", type=int, help="most conversations to warm up with")
     options.add_argument("--held-out", type=int, help="most tasks to evaluate on")
     options.add_argument("--prompts", type=int, default=8, help="prompts a step")
     options.add_argument("--group", type=int, default=8, help="rollouts of each prompt")
@@ -98,7 +99,7 @@ def warm_up(model: Any, tokenizer: Any, options: argparse.Namespace, workload: W
     from benchmarks import warmup
 
     with bar(console) as progress:
-        chosen = workload.conversations[: 16 * options.warmup]
+        chosen = workload.conversations[: options.conversations]
         task = progress.add_task("encode", total=len(chosen), note="")
         examples = []
         for messages, tools in chosen:
@@ -132,7 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=110)
     options.out.mkdir(parents=True, exist_ok=True)
-    workload = office(held_out=options.held_out) if options.data == "office" else real(options.data)
+    office_sizes = {"held_out": options.held_out, "warm": options.conversations}
+    workload = office(**office_sizes) if options.data == "office" else real(options.data)
     model, tokenizer = fresh_model(options, workload)
     workload, dropped = workload.fitting(tokenizer, options.max_prompt, options.held_out)
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -182,6 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         wall_seconds=wall,
     )
     console.print(report.race_table(warm, results))
+    console.print(report.seeds_ahead(results))
     console.print(report.NOTE)
     written = ["results.json", "curves.png", *(["conflict.html"] if found else [])]
     console.print(f"{wall:.0f} s; wrote {', '.join(str(options.out / name) for name in written)}")

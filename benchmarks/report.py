@@ -26,6 +26,7 @@ METRICS = {
     "summary": ("summary score, no noise", "{:.3f}"),
     "gradient_variance": ("tool-gradient variance", "{:.2e}"),
     "noise_variance": ("  of it, summary noise", "{:.2e}"),
+    "norm_deviation": ("gradient norm, sd over steps", "{:.3f}"),
     "wall_seconds": ("training, seconds", "{:.0f}"),
 }
 # These two depend on the rule; for the warm checkpoint the exact experiment shows them for both.
@@ -37,15 +38,31 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def of_run(run: Mapping[str, Any]) -> dict[str, float]:
+    """Every metric of one seed of one arm."""
+    kinds = {f"process/{kind}": scores["process"] for kind, scores in run["final"]["kinds"].items()}
+    scalars = {name: value for name, value in run["final"].items() if name != "kinds"}
+    deviation = mean_sd([step["grad_norm"] for step in run["curve"]])[1]
+    return {**scalars, **kinds, "norm_deviation": deviation, "wall_seconds": run["wall_seconds"]}
+
+
 def summarise(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, tuple[float, float]]]:
     """For each arm and metric, mean and standard deviation over the seeds."""
-    return {
-        arm: {
-            metric: mean_sd([{**run["final"], "wall_seconds": run["wall_seconds"]}[metric] for run in runs])
-            for metric in METRICS
-        }
-        for arm, runs in results.items()
-    }
+    summary = {}
+    for arm, runs in results.items():
+        values = [of_run(run) for run in runs]
+        summary[arm] = {metric: mean_sd([value[metric] for value in values]) for metric in values[0]}
+    return summary
+
+
+def seeds_ahead(results: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "process") -> str:
+    """In how many seeds SLCA ends above GRPO, and the mean difference: seeds are paired, prompts and noise shared."""
+    gaps = [of_run(b)[metric] - of_run(a)[metric] for a, b in zip(results["GRPO"], results["SLCA"], strict=True)]
+    mean, deviation = mean_sd(gaps)
+    ahead = sum(gap > 0 for gap in gaps)
+    return (
+        f"{metric} score, SLCA − GRPO by seed: {mean:+.3f} ± {deviation:.3f}; SLCA is ahead in {ahead} of {len(gaps)}."
+    )
 
 
 def plan_table(plan: NoisePlan, steps: int, rollouts: int) -> Any:
@@ -98,9 +115,15 @@ def race_table(warm: Mapping[str, Any], results: Mapping[str, Sequence[Mapping[s
     summary = summarise(results)
     for arm in summary:
         table.add_column(arm, justify="right")
-    for metric, (title, form) in METRICS.items():
+    before = {name: value for name, value in warm.items() if name not in OF_A_RULE}
+    before |= {f"process/{kind}": scores["process"] for kind, scores in warm["kinds"].items()}
+    process, *others = METRICS.items()
+    kinds = {f"process/{kind}": (f"  {kind}", "{:.3f}") for kind in warm["kinds"]}
+    for metric, (title, form) in (process, *kinds.items(), *others):
         cells = [" ± ".join(form.format(v) for v in summary[arm][metric]) for arm in summary]
-        table.add_row(title, form.format(warm[metric]) if metric in warm and metric not in OF_A_RULE else "", *cells)
+        table.add_row(
+            title, form.format(before[metric]) if metric in before and metric not in OF_A_RULE else "", *cells
+        )
     return table
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("trl")
 
 from benchmarks import race as racing
 from benchmarks.quickstart import FULL, QUICK, main, parser, settled
-from benchmarks.report import mean_sd, summarise
+from benchmarks.report import mean_sd, seeds_ahead, summarise
 from benchmarks.workload import real, serialised
 
 
@@ -49,11 +49,18 @@ def test_options_left_open_take_the_full_or_the_quick_values():
 def test_mean_and_deviation_over_seeds():
     assert mean_sd([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
     assert mean_sd([1.0]) == (1.0, 0.0)
-    final = dict.fromkeys(
-        ("process", "success", "tool_turns", "redundant", "summary", "gradient_variance", "noise_variance"), 1.0
-    )
-    runs = [{"final": {**final, "process": value}, "wall_seconds": 5.0} for value in (0.0, 1.0)]
-    assert summarise({"SLCA": runs})["SLCA"]["process"] == (0.5, pytest.approx(0.5**0.5))
+
+    def run(process: float) -> dict[str, object]:
+        kinds = {"single": {"process": process}}
+        curve = [{"grad_norm": 1.0}, {"grad_norm": 3.0}]
+        return {"final": {"process": process, "kinds": kinds}, "wall_seconds": 5.0, "curve": curve}
+
+    summary = summarise({"SLCA": [run(0.0), run(1.0)]})["SLCA"]
+    assert summary["process"] == summary["process/single"] == (0.5, pytest.approx(0.5**0.5))
+    assert summary["norm_deviation"] == (pytest.approx(2**0.5), 0.0)
+    line = seeds_ahead({"GRPO": [run(0.5), run(0.5)], "SLCA": [run(0.4), run(0.8)]})
+    assert "+0.100" in line
+    assert "1 of 2" in line
 
 
 def test_an_arm_that_fails_is_an_error_that_says_why(tmp_path: Path):
