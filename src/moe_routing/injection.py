@@ -7,13 +7,14 @@ rule. This is the PyTorch reference, the twin of the fused kernel.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from credit._safe import compute_dtype, require_shape, safe_divide, select, statistics_dtype
 from moe_routing.fields import check_ids, check_selection, check_tokens, shift_rows
 from moe_routing.objectives import Target, check_target, close_pairs, target_weights
-from moe_routing.router import Activation, check_activation, logit_slope, router_log_probs, usable_rows
+from moe_routing.rho import gradient_share, unit_share
+from moe_routing.router import Activation, check_activation, logit_slope, router_scores, row_dot, usable_rows
 from moe_routing.sums import SumCount
 
 
@@ -75,22 +76,12 @@ def router_gradient(
     check_router_gradient(logits, grad_in, field, control, selected, activation, target)
     if (isinstance(gate, (int, float)) and gate == 0) or (lambda_turn == 0 and lambda_token == 0):
         return grad_in
-    injection = router_injection(
-        logits,
-        grad_in,
-        field=field,
-        control=control,
-        selected=selected,
-        num_pairs=num_pairs,
-        lambda_turn=lambda_turn,
-        lambda_token=lambda_token,
-        gap_threshold=gap_threshold,
-        gate=gate,
-        activation=activation,
-        target=target,
-        rho=rho,
-    )
-    return add_injection(grad_in, injection)
+    with torch.no_grad():
+        injection, active = _injection(
+            logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
+            activation, target, rho,
+        )  # fmt: skip
+        return _add_(injection, grad_in, active)
 
 
 @torch.no_grad()
@@ -119,62 +110,83 @@ def router_injection(
     ...                  lambda_turn=1.0)
     tensor([[-0.2500,  0.2500]])
     """
-    dtype = torch.promote_types(compute_dtype(logits), grad_in.dtype)
-    usable = usable_rows(logits)
-    z = torch.where(usable[:, None], logits, torch.zeros_like(logits)).to(dtype)
-    log_probs = router_log_probs(z, activation)
-    probs = log_probs.exp()
-    pairs = close_pairs(selected, field, usable, gap_threshold)
-    scale, active = gradient_share(grad_in, field, control.shape[0]) if rho else _unit_share(grad_in, field)
-    per_pair = safe_divide(z.new_full((), lambda_token), torch.as_tensor(num_pairs, device=z.device).to(dtype))
+    injection, active = _injection(
+        logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
+        activation, target, rho,
+    )  # fmt: skip
+    return select((active & torch.isfinite(injection.sum(-1)))[:, None], injection)
 
-    direction = lambda_turn * _control_rows(control, field, dtype)
-    if target == "overlap":
-        weight = select(pairs.close, per_pair.expand(field.shape))
-        direction = direction + weight[:, None] * shift_rows(probs)
-    objective = probs * (direction - (probs * direction).sum(-1, keepdim=True))
+
+def _injection(
+    logits: Tensor,
+    grad_in: Tensor,
+    field: Tensor,
+    control: Tensor,
+    selected: Tensor,
+    num_pairs: int | Tensor,
+    lambda_turn: float,
+    lambda_token: float,
+    gap_threshold: float,
+    gate: float | Tensor,
+    activation: Activation,
+    target: Target,
+    rho: bool,
+) -> tuple[Tensor, Tensor]:
+    """The injection and the rows in which it counts; elsewhere it may hold anything.
+
+    Rows that are not usable are not cleaned but left out at the end: memory traffic is what this function costs.
+    """
+    dtype = torch.promote_types(compute_dtype(logits), grad_in.dtype)
+    z = logits.to(dtype)
+    scores = router_scores(z, activation)
+    probs = torch.softmax(scores, dim=-1)
+    usable = usable_rows(logits)
+    pairs = close_pairs(selected, field, usable, gap_threshold)
+    share, active = gradient_share(grad_in, field, control.shape[0]) if rho else unit_share(grad_in, field)
+    scale = -gate * share.to(dtype)
+    active = active & usable & (scale != 0)
+    acting = pairs.close
     if target != "overlap":
-        q, reachable = target_weights(log_probs, pairs.previous, target)
-        weight = select(pairs.close & reachable, per_pair.expand(field.shape))[:, None]
-        objective = (objective - weight * probs).scatter_add(1, pairs.previous, weight * q)
-    injection = -(gate * scale.to(dtype))[:, None] * logit_slope(objective, z, activation)
-    finite = torch.isfinite(injection).all(-1)
-    return select((active & usable & finite)[:, None], injection)
+        q, reachable = target_weights(scores, pairs.previous, target)
+        acting = acting & reachable
+    per_pair = safe_divide(z.new_full((), lambda_token), torch.as_tensor(num_pairs, device=z.device).to(dtype))
+    weight = scale * select(acting, per_pair.expand(field.shape))
+
+    # In place from here on: allocating N x M floats costs as much as filling them.
+    direction = _control_rows(control, field, dtype).mul_((lambda_turn * scale)[:, None])
+    if target == "overlap":
+        direction.addcmul_(weight[:, None], select(acting[:, None], shift_rows(probs)))
+        mean = row_dot(probs, direction)
+    else:
+        mean = row_dot(probs, direction) + weight
+    injection = direction.sub_(mean[:, None]).mul_(probs)
+    if target != "overlap":
+        injection.scatter_add_(1, pairs.previous, weight[:, None] * q)
+    return logit_slope(injection, z, activation), active
 
 
 def add_injection(
     grad_in: Float[Tensor, "tokens experts"], injection: Float[Tensor, "tokens experts"]
 ) -> Float[Tensor, "tokens experts"]:
-    """``grad_in + injection`` in the dtype of ``grad_in``, which stays as it is where nothing finite can be added.
+    """``grad_in + injection`` in the dtype of ``grad_in``; a row whose sum might not be finite stays as it is.
 
-    >>> add_injection(torch.tensor([[1.0, float("nan")]]), torch.tensor([[0.5, 0.5]]))
-    tensor([[1.5000,    nan]])
+    >>> add_injection(torch.tensor([[1.0, 2.0], [1.0, float("nan")]]), torch.full((2, 2), 0.5))
+    tensor([[1.5000, 2.5000],
+            [1.0000,    nan]])
     """
-    total = (grad_in + injection).to(grad_in.dtype)
-    return torch.where((injection != 0) & torch.isfinite(total), total, grad_in)
+    return _add_(injection.clone(), grad_in, (injection != 0).any(-1))
 
 
-def gradient_share(
-    grad_in: Float[Tensor, "tokens experts"], field: Int[Tensor, " tokens"], num_fields: int
-) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
-    """``rho_t = |g_t| / max_{t' in the same field} |g_t'|`` in [0, 1], and where it is positive.
+def _add_(injection: Tensor, grad_in: Tensor, active: Tensor) -> Tensor:
+    """The sum in the active rows; overwrites ``injection``.
 
-    Rows outside fields, with a zero gradient or with one that is not finite have rho 0; the last kind does not
-    enter the maximum, so one NaN cannot silence a field.
-
-    >>> gradient_share(torch.tensor([[3.0, 4.0], [0.0, 1.0], [9.0, 9.0]]), torch.tensor([2, 2, -1]), 3)[0]
-    tensor([1.0000, 0.2000, 0.0000])
+    A sum of norms below the largest number of the dtype bounds every entry, and NaN fails the comparison.
     """
-    dtype = compute_dtype(grad_in)
-    peak = torch.linalg.vector_norm(grad_in.to(dtype), ord=float("inf"), dim=-1)
-    counted = (field >= 0) & torch.isfinite(peak) & (peak > 0)
-    peak = torch.where(counted, peak, torch.ones_like(peak))
-    # In units of the peak: squares of small gradients underflow, those of large ones overflow.
-    norm = torch.linalg.vector_norm(grad_in.to(dtype) / peak[:, None], dim=-1)
-    norm = select(counted, (norm * peak).clamp(max=torch.finfo(dtype).max))
-    row = field.clamp(min=0).long()
-    highest = norm.new_zeros(max(num_fields, 1)).scatter_reduce(0, row, norm, "amax")
-    return select(counted, safe_divide(norm, highest[row])), counted
+    g = grad_in.to(injection.dtype)
+    bound = torch.linalg.vector_norm(g, dim=-1) + torch.linalg.vector_norm(injection, dim=-1)
+    added = active & (bound < torch.finfo(grad_in.dtype).max)
+    # Minus zero is the neutral element of addition; plus zero would turn a -0.0 of grad_in into 0.0.
+    return injection.masked_fill_(~added[:, None], -0.0).add_(g).to(grad_in.dtype)
 
 
 def injection_survival(
@@ -220,14 +232,8 @@ def check_router_gradient(
     check_target(target)
 
 
-def _unit_share(grad_in: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
-    """rho = 1 for every token of a field whose gradient is finite."""
-    counted = (field >= 0) & torch.isfinite(grad_in).all(-1)
-    return counted.to(compute_dtype(grad_in)), counted
-
-
 def _control_rows(control: Tensor, field: Tensor, dtype: torch.dtype) -> Tensor:
     """Control row of each token. Rows of tokens outside fields are never used; a table may have no row at all."""
     if control.shape[0] == 0:
         return torch.zeros(field.shape[0], control.shape[1], dtype=dtype, device=field.device)
-    return control.to(dtype)[field.clamp(min=0).long()]
+    return control.to(dtype).index_select(0, field.clamp(min=0).long())

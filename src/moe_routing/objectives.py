@@ -135,20 +135,23 @@ def close_pairs(
 
 
 def target_weights(
-    log_probs: Float[Tensor, "tokens experts"], previous: Int[Tensor, "tokens k"], target: Target
+    scores: Float[Tensor, "tokens experts"], previous: Int[Tensor, "tokens k"], target: Target
 ) -> tuple[Float[Tensor, "tokens k"], Bool[Tensor, " tokens"]]:
     """Weights ``q`` on the previous experts such that the loss has derivative ``p_t - q`` at softmax logits.
+
+    ``scores`` are log-probabilities up to a constant per row: renormalising takes it out.
 
     Renormalised in log space, since the selected probabilities of a biased router may all underflow. The second
     value is False where the loss is infinite: some weight lies on an expert that the current token has pruned.
     """
-    current = log_probs.gather(1, previous)
+    current = scores.gather(1, previous)
     if target == "mass":
         weights = torch.softmax(current, dim=-1)
     elif target == "uniform_topk":
         weights = torch.full_like(current, 1.0 / max(previous.shape[-1], 1))
     else:
-        weights = torch.softmax(shift_rows(log_probs).gather(1, previous), dim=-1)
-    # NaN weights (every candidate pruned) compare False, as they should.
-    reachable = ((weights == 0) | (weights > 0) & torch.isfinite(current)).all(-1)
+        # Gathered before the shift: k numbers of each row move, not all of them.
+        weights = torch.softmax(shift_rows(scores.gather(1, previous.roll(-1, 0))), dim=-1)
+    # Not finite when a weight meets log p = -inf, or is NaN itself because every candidate was pruned.
+    reachable = torch.isfinite((weights + select(weights > 0, current)).sum(-1))
     return select(reachable[:, None], weights), reachable

@@ -27,8 +27,14 @@ def router_log_probs(
     tensor([[0.5000, 0.5000]])
     """
     check_activation(activation)
-    wide = logits.to(compute_dtype(logits))
-    return F.log_softmax(wide if activation == "softmax" else F.logsigmoid(wide), dim=-1)
+    return F.log_softmax(router_scores(logits.to(compute_dtype(logits)), activation), dim=-1)
+
+
+def router_scores(
+    logits: Float[Tensor, "*layers tokens experts"], activation: Activation
+) -> Float[Tensor, "*layers tokens experts"]:
+    """Logarithms of the unnormalised probabilities, so that ``p = softmax(scores)`` for either activation."""
+    return logits if activation == "softmax" else F.logsigmoid(logits)
 
 
 def router_probs(
@@ -81,6 +87,11 @@ def pull_back(
     """
     inner = (probs * direction).sum(-1, keepdim=True)
     return logit_slope(probs * (direction - inner), logits, activation)
+
+
+def row_dot(a: Float[Tensor, "tokens experts"], b: Float[Tensor, "tokens experts"]) -> Float[Tensor, " tokens"]:
+    """Inner product of each pair of rows, without a buffer for the products."""
+    return torch.bmm(a[:, None, :], b[:, :, None]).reshape(-1)
 
 
 def logit_slope(

@@ -256,3 +256,26 @@ def check_gap_at_threshold(fn, seed):
         selected = torch.stack([torch.arange(k), torch.arange(changed, k + changed)])
         gap, _ = fn(selected, torch.zeros(2, dtype=torch.long))
         assert bool(gap[1] <= changed / k), (changed, k)
+
+
+def check_share(fn, seed):
+    """rho against loops; a row that is not finite is left out of its field's maximum."""
+    case = make_case(seed)
+    value, active = fn(case.grad_in, case.field, case.num_fields)
+    assert_close(value, torch.tensor(ref.rho(case.grad_in, case.field), dtype=torch.float64), rtol=1e-12, atol=0)
+    assert torch.equal(active, case.field >= 0)
+    if len(case.field):
+        bad, quiet = case.grad_in.clone(), case.grad_in.clone()
+        bad[seed % len(bad), 0], quiet[seed % len(bad)] = math.nan, 0
+        assert torch.equal(fn(bad, case.field, case.num_fields)[0], fn(quiet, case.field, case.num_fields)[0])
+
+
+def check_unit_share(fn, seed):
+    """1 in every field, 0 outside fields and where the gradient is not finite."""
+    case = make_case(seed)
+    bad = case.grad_in.clone()
+    bad[::3, 0] = math.inf
+    value, active = fn(bad, case.field)
+    expected = (case.field >= 0) & (torch.arange(len(bad)) % 3 != 0)
+    assert torch.equal(active, expected)
+    assert torch.equal(value, expected.double())

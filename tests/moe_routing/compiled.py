@@ -1,6 +1,6 @@
 """Run as a script, without the type checker: everything that sits in a hot path compiles into one graph.
 
-An argument names the backend. The default traces forward and autograd graph but compiles no C++, which takes a minute.
+An argument names the backend. The default captures the graphs and compiles no C++, which takes more than a minute.
 """
 
 import sys
@@ -59,4 +59,4 @@ def main(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or ["aot_eager"])
+    main(*sys.argv[1:] or ["eager"])

@@ -18,6 +18,7 @@ from moe_routing import (
     turn_objective,
     turn_usage,
 )
+from moe_routing.rho import gradient_share, unit_share
 from tests.moe_routing import checks
 from tests.moe_routing import reference as ref
 from tests.moe_routing.cases import ACTIVATIONS, TARGETS, make_case, rich_case, seeds
@@ -35,6 +36,13 @@ def test_equals_autograd_of_the_explicit_objective(seed):
 @given(seeds)
 def test_closed_gates_half_precision_and_rows_that_are_not_finite(seed):
     checks.check_gradient_edges(router_gradient, seed)
+
+
+@light
+@given(seeds)
+def test_rho_matches_the_loops(seed):
+    checks.check_share(gradient_share, seed)
+    checks.check_unit_share(unit_share, seed)
 
 
 @pytest.mark.parametrize("target", TARGETS)

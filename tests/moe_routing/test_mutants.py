@@ -152,8 +152,8 @@ MUTANTS = {
     ),
     "loss is not renormalised": (
         "objectives", "token_consistency_loss", checks.check_token_loss,
-        "torch.softmax(shift_rows(log_probs).gather(1, previous), dim=-1)",
-        "shift_rows(log_probs).gather(1, previous).exp()",
+        "torch.softmax(shift_rows(scores.gather(1, previous.roll(-1, 0))), dim=-1)",
+        "shift_rows(scores.gather(1, previous.roll(-1, 0))).exp()",
     ),
     "closed pairs are not pairs": (
         "objectives", "token_consistency_loss", checks.check_token_loss,
@@ -161,64 +161,64 @@ MUTANTS = {
     ),
     "gradient with the wrong sign of the turn term": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "direction = lambda_turn *", "direction = -lambda_turn *",
+        "mul_((lambda_turn * scale)", "mul_((-lambda_turn * scale)",
     ),
     "gradient with the wrong sign of the token term": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "objective - weight * probs", "objective + weight * probs",
+        "weight[:, None] * q", "-weight[:, None] * q",
     ),
     "gradient without the mean direction": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "(direction - (probs * direction).sum(-1, keepdim=True))", "direction",
+        "direction.sub_(mean[:, None]).mul_(probs)", "direction.mul_(probs)",
     ),
     "gradient without the sigmoid's slope": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "logit_slope(objective, z, activation)", "objective",
+        "logit_slope(injection, z, activation)", "injection",
     ),
     "rho over the whole batch": (
-        "injection", "router_gradient", checks.check_router_gradient,
-        "row = field.clamp(min=0).long()\n    highest", "row = field.clamp(min=0).long() * 0\n    highest",
+        "rho", "gradient_share", checks.check_share,
+        "row = field.clamp(min=0).long()", "row = field.clamp(min=0).long() * 0",
     ),
     "rho is a mean": (
-        "injection", "router_gradient", checks.check_router_gradient,
+        "rho", "gradient_share", checks.check_share,
         'scatter_reduce(0, row, norm, "amax")', 'scatter_reduce(0, row, norm, "mean")',
+    ),
+    "rho by the sum of absolute values": (
+        "rho", "gradient_share", checks.check_share,
+        "size.div_(peak[:, None]), dim=-1)", "size.div_(peak[:, None]), ord=1, dim=-1)",
     ),
     "rho is left out": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "if rho else _unit_share(grad_in, field)", "if False else _unit_share(grad_in, field)",
+        "if rho else unit_share(grad_in, field)", "if False else unit_share(grad_in, field)",
     ),
     "token term of every pair": (
         "injection", "router_gradient", checks.check_router_gradient,
-        "weight = select(pairs.close & reachable,", "weight = select(pairs.valid & reachable,",
+        "acting = pairs.close", "acting = pairs.valid",
     ),
     "tokens outside fields are steered": (
-        "injection", "router_gradient", checks.check_router_gradient,
-        "counted = (field >= 0) & torch.isfinite(grad_in).all(-1)",
-        "counted = torch.isfinite(grad_in).all(-1)",
+        "rho", "unit_share", checks.check_unit_share,
+        "counted = (field >= 0) & torch.isfinite(grad_in).all(-1)", "counted = torch.isfinite(grad_in).all(-1)",
     ),
     "a closed gate tensor is ignored": (
-        "injection", "router_gradient", checks.check_gradient_edges, "-(gate * scale.to(dtype))", "-(scale.to(dtype))",
+        "injection", "router_gradient", checks.check_gradient_edges, "scale = -gate * share", "scale = -share",
     ),
     "half precision is computed in half": (
         "injection", "router_gradient", checks.check_gradient_edges,
-        "torch.zeros_like(logits)).to(dtype)", "torch.zeros_like(logits)).to(grad_in.dtype)",
+        "dtype = torch.promote_types(compute_dtype(logits), grad_in.dtype)", "dtype = grad_in.dtype",
     ),
     "the result is widened": (
-        "injection", "router_gradient", checks.check_gradient_edges,
-        "total = (grad_in + injection).to(grad_in.dtype)", "total = grad_in + injection",
+        "injection", "router_gradient", checks.check_gradient_edges, ".add_(g).to(grad_in.dtype)", ".add_(g)",
     ),
     "a NaN silences its field": (
-        "injection", "router_gradient", checks.check_gradient_edges,
+        "rho", "gradient_share", checks.check_share,
         "& torch.isfinite(peak) & (peak > 0)", "& (peak != 0)",
     ),
     "NaN logits spread": (
         "injection", "router_gradient", checks.check_gradient_edges,
-        "(active & usable & finite)[:, None]", "active[:, None]",
+        "added = active & (bound < torch.finfo(grad_in.dtype).max)", "added = torch.isfinite(g).all(-1)",
     ),
     "gradients that are not finite are repaired": (
-        "injection", "router_gradient", checks.check_gradient_edges,
-        "torch.where((injection != 0) & torch.isfinite(total), total, grad_in)",
-        "torch.nan_to_num(torch.where(torch.isfinite(total), total, grad_in))",
+        "injection", "router_gradient", checks.check_gradient_edges, ".add_(g).to(", ".add_(g.nan_to_num()).to(",
     ),
 }  # fmt: skip
 
