@@ -96,10 +96,11 @@ def data_folder() -> Path:
 
 def load_rows(categories: Iterable[str] = CATEGORIES) -> list[BfclRow]:
     """All rows of `categories`, in their files' order, without the few whose own gold BFCL's checker rejects."""
-    return [row for category in categories for row in _read(category) if row.id not in UNANSWERABLE]
+    return [row for category in categories for row in read_category(category) if row.id not in UNANSWERABLE]
 
 
-def _read(category: str) -> list[BfclRow]:
+def read_category(category: str) -> list[BfclRow]:
+    """All rows of one file of BFCL."""
     from rewards.readers import read_bfcl
 
     file = data_folder() / f"BFCL_v4_{category}.json"

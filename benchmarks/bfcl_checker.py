@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.bfcl_source import language_of
+
 _MODEL_CONFIG = "bfcl_eval.constants.model_config"
 
 # Rows of the pinned release whose own gold its checker rejects: no model can be right on them.
@@ -39,15 +41,16 @@ def bfcl_valid(
 ) -> bool:
     """True if BFCL's checker accepts `calls` (each with `name` and `arguments`) for a row of `category`.
 
-    `functions` and `ground_truth` are the row's own, as they lie in BFCL's files. A checker that raises on what a
-    model wrote (arguments that are no object, unhashable values) has not accepted it.
+    Calls of a Java or JavaScript row come as `bfcl_source.as_written` makes them. `functions` and `ground_truth` are
+    the row's own, as they lie in BFCL's files. A checker that raises on what a model wrote (arguments that are no
+    object, unhashable values) has not accepted it.
     """
-    check, python = _checker()
+    check, languages = _checker()
     answer = [{call["name"]: call["arguments"]} for call in calls]
     if not answer or not all(isinstance(call["arguments"], Mapping) for call in calls):
         return False
     try:
-        verdict = check(list(functions), answer, list(ground_truth), python, category, "any")
+        verdict = check(list(functions), answer, list(ground_truth), languages[language_of(category)], category, "any")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
     return bool(verdict["valid"])
@@ -58,7 +61,7 @@ def _checker() -> tuple[Callable[..., dict[str, Any]], Any]:
     with _isolated():
         from bfcl_eval.constants.enums import Language
         from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker
-    return ast_checker, Language.PYTHON
+    return ast_checker, {language.name.lower(): language for language in Language}
 
 
 @contextmanager
