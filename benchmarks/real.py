@@ -76,12 +76,11 @@ def main(argv: Sequence[str] | None = None, sizes: Any = None) -> dict[str, Any]
     """Run the job and print its table; the same numbers, and more, are in `<out>/results.json`."""
     began = time.monotonic()
     options = parse(argv)
-    import torch
-
+    from benchmarks.race import quiet
     from benchmarks.real_report import print_report
     from benchmarks.real_training import Sizes
 
-    torch.set_num_threads(options.threads)
+    quiet(options.threads)
     sizes = sizes or Sizes(prompts=options.prompts, generations=options.generations)
     out = Path(options.out)
     if options.fresh:

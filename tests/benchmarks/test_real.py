@@ -50,11 +50,12 @@ def test_columns_are_what_trainer_and_rewards_read():
     assert columns["tool_required"] is True
 
 
-def test_gold_answer_satisfies_simulator_and_both_scores():
+def test_gold_answers_satisfy_both_scorers_and_the_simulator():
     from rewards import process_score
 
     for row in rows():
         assert bfcl_valid(row.functions, row.answer, row.ground_truth, row.category), row.id
+    for row in rows()[::4]:
         assert process_score([text(*row.answer)], row.gold, row.tools).total == pytest.approx(1.0), row.id
         answers = respond(text(*row.answer), row.tools)
         assert len(answers) == len(row.answer), row.id
@@ -271,10 +272,50 @@ class _Prompted:
             trainer._generate_single_turn, trainer.max_completion_length = original, limit
 
 
-def test_the_whole_job_with_a_tiny_model_and_its_rerun(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("name", ["sft", "slca"])
+def test_an_interrupted_stage_goes_on_from_its_checkpoint(
+    tiny: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    import torch
+
+    from benchmarks import real_training
+    from benchmarks.smollm import load_model
+    from credit import SLCA
+
+    monkeypatch.setattr(real_training, "SAVE_EVERY", -1.0)
+    sizes = real_training.Sizes(sft_rows=4, sft_epochs=1, prompts=1, generations=2, micro=2, max_tokens=8)
+
+    def run(folder: Path, stop_at: int = 0) -> dict[str, Any]:
+        def report(share: float, now: str) -> None:
+            if now.startswith(f"step {stop_at},"):
+                raise KeyboardInterrupt
+
+        ledger = Ledger(folder, 9.0, {name: 1.0}, {})
+        stage = real_training.Stage(name, ledger, ledger.open(name), report, folder / name)
+        model, tokenizer = load_model(tiny)
+        if name == "sft":
+            return real_training.supervise(stage, model, tokenizer, rows()[:12], sizes)
+        return real_training.reinforce(stage, model, tokenizer, rows()[:12], SLCA(), sizes, max_steps=3)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", stop_at=2)
+    resumed, whole = run(tmp_path / "cut"), run(tmp_path / "whole")
+    assert [entry["step"] for entry in resumed["history"]] == [1, 2, 3]
+    assert resumed["steps"] == whole["steps"] == 3
+    if name == "sft":
+        assert [e["loss"] for e in resumed["history"]] == pytest.approx([e["loss"] for e in whole["history"]])
+        weights = [load_model(tmp_path / run / name / "final")[0].state_dict() for run in ("cut", "whole")]
+        assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_the_whole_job_with_a_tiny_model_and_its_rerun(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     from benchmarks.real import main
     from benchmarks.real_training import Sizes
 
+    for name in ("TRL_EXPERIMENTAL_SILENCE", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "1")  # the job sets them; the tests after this one shall not see it
     out = tmp_path / "out"
     arguments = ["--model", str(tiny), "--out", str(out), "--minutes", "9", "--threads", "1", "--max-steps", "1"]
     arguments += ["--categories", "simple_python", "--max-prompt", "700", "--max-call", "200"]
