@@ -2,6 +2,8 @@
 
 A shared machine drifts, so nothing here trusts one absolute time. The candidates run in turn within each round, the
 order turning from round to round, and a ratio is taken inside its round before the median is taken over the rounds.
+With one thread the clock is the processor time of the process, which the machine's other work cannot lengthen much;
+with more it is the wall clock, since threads that wait for each other burn processor time too.
 """
 
 import gc
@@ -56,14 +58,15 @@ def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warm
     """Time the candidates in turn, A B C, then C B A, after rounds that are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     collecting = gc.isenabled()
     gc.disable()
     try:
         for turn in range(-warmup, rounds):
             for name in names if turn % 2 == 0 else reversed(names):
-                start = time.perf_counter()
+                start = clock()
                 candidates[name]()
-                elapsed = time.perf_counter() - start
+                elapsed = clock() - start
                 if turn >= 0:
                     seconds[name].append(elapsed)
     finally:
@@ -98,9 +101,11 @@ def bandwidth(megabytes: int = 128, rounds: int = 7) -> Spread:
 
 
 def machine() -> str:
-    """The kind of processor, the cores this process may use and the threads torch uses."""
+    """The kind of processor, the cores this process may use, the threads torch uses and the clock."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {torch.get_num_threads()} torch threads, {platform.system()}"
+    threads = torch.get_num_threads()
+    used = "1 torch thread, processor time" if threads == 1 else f"{threads} torch threads, wall clock"
+    return f"{_processor()}, {cores} cores, {platform.system()}; {used}"
 
 
 def versions(packages: Iterable[str]) -> str:
