@@ -26,7 +26,7 @@ from torch import Tensor
 from credit._safe import as_mask, require_finite, require_shape, select, statistics_dtype
 from credit.advantages import Scale, group_advantage
 from credit.assignment import assign_credit
-from credit.segments import Segment, has_segment
+from credit.segments import Segment, has_segment, learns
 
 
 @runtime_checkable
@@ -141,7 +141,7 @@ class GRPO(_Rule):
     ) -> Float[Tensor, "batch tokens"]:
         names = [name for name in self.components if name in rewards] or self.components
         parts = torch.stack(self._read(rewards, segments, names))
-        learnable = (segments >= 0).any(dim=1)
+        learnable = learns(segments)
         for name, part in zip(names, parts):  # before the sum, in which inf - inf would pass for a missing value
             require_finite(f"rewards[{name!r}]", part, learnable & ~part.isnan())
         # Summed wide: half precision would lose the small component beside the large one.
@@ -218,7 +218,7 @@ class ToolPO(_Rule):
         outcome, action = self._read(rewards, segments, ("global", "local"))
         advantages = torch.stack(
             [
-                self._normalise("global", outcome, group, (segments >= 0).any(dim=1)),
+                self._normalise("global", outcome, group, learns(segments)),
                 self._normalise("local", action, group, has_segment(segments, Segment.TOOL)),
             ],
             dim=-1,

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Literal
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from credit._safe import as_mask, require_matrix, require_shape
@@ -161,7 +161,7 @@ def spans_to_segments(
     return edges.cumsum(dim=1)[:, :tokens] - 1
 
 
-def has_segment(segments: Int[Tensor, "batch tokens"], segment: int) -> Shaped[Tensor, " batch"]:
+def has_segment(segments: Int[Tensor, "batch tokens"], segment: int) -> Bool[Tensor, " batch"]:
     """Which rows have at least one token of ``segment``: the rows whose reward is compared.
 
     Args:
@@ -178,11 +178,21 @@ def has_segment(segments: Int[Tensor, "batch tokens"], segment: int) -> Shaped[T
     Reference:
         SLCA eq. 17.
     """
-    return (segments == segment).any(dim=1)
+    # The maximum of bytes is vectorised where `any` is not: a quarter of the time on a CPU.
+    return _row_max((segments == segment).view(torch.uint8)).squeeze(1) == 1
 
 
-def _row_max(values: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch 1"]:
-    if values.shape[1] == 0:
+def learns(segments: Int[Tensor, "batch tokens"]) -> Bool[Tensor, " batch"]:
+    """Which rows have a token of any segment.
+
+    >>> learns(torch.tensor([[0, -1], [-1, -1]]))
+    tensor([ True, False])
+    """
+    return _row_max(segments).squeeze(1) >= 0
+
+
+def _row_max(values: Shaped[Tensor, "batch tokens"]) -> Shaped[Tensor, "batch 1"]:
+    if values.shape[1] == 0:  # no maximum: nothing there, which -1 says among ids and 255 among bytes
         return values.new_full((values.shape[0], 1), -1)
     return values.amax(dim=1, keepdim=True)
 
