@@ -7,6 +7,7 @@ rejects. Corruptions whose letters differ are those on which the definitions dif
 import copy
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ def _sites(calls: list[Call], row: BfclRow, fits: Callable[[Any], bool]) -> Iter
                 yield index, key, row.gold[0][index]["arguments"][key]["$accepted"]
 
 
-def _value(fits: Callable[[Any], bool], change: Callable[[Any], Any]) -> Make:
+def _value(fits: Callable[[Any], bool], change: Callable[[Any], Any], listed: tuple[bool, ...] = ANY) -> Make:
     """Change one argument that may not be left out, to a value that is not among the accepted ones."""
 
     def make(row: BfclRow, rng: random.Random) -> Case | None:
@@ -189,10 +190,6 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in kinds
 
 
-def _bare(text: str) -> str:
-    return "".join(sign for sign in text if sign not in " ,./-_*^")
-
-
 def _other_type(value: Any) -> Any:
     return {"value": value} if isinstance(value, (str, list)) else [str(value)]
 
@@ -222,7 +219,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "wrong number": Corruption("FFF", _value(_is(int, float), lambda v: v + 1009)),
     "wrong boolean": Corruption("FFF", _value(_is(bool), lambda v: not v)),
     "wrong value in an object": Corruption(
-        "FFF", _value(lambda v: isinstance(v, dict) and any(isinstance(i, str) for i in v.values()), _nested_wrong)
+        "FFF", _value(lambda v: isinstance(v, dict) and any(map(_is(str), v.values())), _nested_wrong)
     ),
     "wrong type": Corruption("FFF", _value(lambda v: v is not None, _other_type)),
     "number as text": Corruption("FFF", _value(_is(int, float), str)),
@@ -242,9 +239,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "merged steps": Corruption("TFF", _spread),
     "changed case, enum": Corruption("TFF", _value(_is(str), str.swapcase, ENUM)),
     "space around text, enum": Corruption("TFF", _value(_is(str), lambda value: f" {value} ", ENUM)),
-    "punctuation left out": Corruption(
-        "TFF", _value(lambda v: isinstance(v, str) and _bare(v.strip()) != v.strip(), _bare)
-    ),
+    "punctuation left out": Corruption("TFF", _value(_is(str), lambda v: re.sub("[ ,./_*^-]", "", v))),
     "float for integer": Corruption("FTT", _value(_is(int), float)),
     "integers in a list of floats": Corruption("FTT", _value(_floats, lambda v: [int(i) for i in v])),
     "extra argument": Corruption("FFT", _arguments(lambda arguments, key: arguments.update(zq_extra=1))),
