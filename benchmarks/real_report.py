@@ -60,6 +60,6 @@ def closing(results: Mapping[str, Any]) -> list[str]:
         f"both rules trained through TRL on real rows. What it does not show: which rule is better. By BFCL's checker "
         f"GRPO's model alone is right on {test['only_first']:.0f} rows and SLCA's alone on {test['only_second']:.0f} "
         f"(exact sign test p = {test['p']:.2f}); {rows} rows leave up to ±{100 * half:.0f} points around a share, and "
-        f"{min(grpo['steps'], slca['steps'])} steps with one seed are far too few to separate two rules."
+        f"{min(grpo['steps'], slca['steps'])} step(s) with one seed are far too few to separate two rules."
     )
     return lines
