@@ -1,6 +1,15 @@
 """What a rollout earned, component by component. Imports no torch; adapters do."""
 
 from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls, register_format
+from rewards.formats import (
+    parse_chat,
+    parse_llama3_json,
+    parse_message,
+    parse_mistral,
+    parse_pythonic,
+    parse_qwen3_coder,
+    type_arguments,
+)
 from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
 from rewards.hermes import parse_hermes
 from rewards.matching import loose_match
@@ -32,7 +41,13 @@ __all__ = [
     "answer_calls",
     "as_gold",
     "loose_match",
+    "parse_chat",
     "parse_hermes",
+    "parse_llama3_json",
+    "parse_message",
+    "parse_mistral",
+    "parse_pythonic",
+    "parse_qwen3_coder",
     "parse_tool_calls",
     "process_score",
     "read_bfcl",
@@ -40,6 +55,7 @@ __all__ = [
     "register_format",
     "simulate",
     "standard_types",
+    "type_arguments",
     "unified_total",
     "validate_call",
 ]

@@ -3,13 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rewards._json import decode, members, string_offsets
 
 Span = tuple[int, int]
-Status = Literal["ok", "invalid_json", "not_an_object", "missing_name", "invalid_arguments", "unclosed"]
+Status = Literal[
+    "ok", "invalid_json", "invalid_syntax", "not_an_object", "missing_name", "invalid_arguments", "unclosed"
+]
 Think = Literal["reasoning", "text"]
+
+
+class Places(NamedTuple):
+    """Where a call that is not JSON has its name and its keys."""
+
+    name: Span | None
+    keys: Mapping[str, Span]
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,8 @@ class ToolCall:
         span: characters of the block, its tags included; calls that share a block share it.
         block: number of the block in its text.
         notes: what was read that the format does not name: "parameters" (the alias of `arguments`),
-            "string" (arguments given as a JSON string), "list" (one of a list of calls in one tag).
+            "string" (arguments given as a JSON string), "list" (one of a list of calls in one tag), "untyped" (the
+            format writes every value as text; see `type_arguments`).
     """
 
     name: str = ""
@@ -36,16 +46,21 @@ class ToolCall:
     notes: tuple[str, ...] = ()
     _text: str = field(default="", repr=False, compare=False)
     _start: int = field(default=-1, repr=False, compare=False)
+    _places: Places | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def name_span(self) -> Span | None:
         """Characters of the name in the text, without its quotes; None where it has no place in a text."""
+        if self._places is not None:
+            return self._places.name
         at = self._members().get("name")
         return None if at is None or not self.name else (at[2] + 1, at[3] - 1)
 
     @cached_property
     def key_spans(self) -> dict[str, Span]:
         """Characters of each top-level argument key in the text, without their quotes."""
+        if self._places is not None:
+            return dict(self._places.keys)
         outer = self._members()
         at = outer.get("arguments", outer.get("parameters"))
         if at is None or not self.arguments:
@@ -105,7 +120,7 @@ def parse_tool_calls(text: str, format: str = "hermes", think: Think = "reasonin
 
     Args:
         text: what the model wrote in one turn.
-        format: a registered format.
+        format: "hermes", "chat", "qwen3_coder", "llama3_json", "mistral", "pythonic", or one that was registered.
         think: "reasoning": what stands in `<think>…</think>`, in an unclosed `<think>`, or before a `</think>` that
             the prompt opened is reasoning, and a call there is no call. "text": think tags are ordinary text.
 

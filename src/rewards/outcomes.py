@@ -1,18 +1,22 @@
 """Outcome rewards that need no judge."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from rewards.calls import ParsedCalls
 from rewards.gold import as_gold
 from rewards.matching import best_pairs
-from rewards.process import Tools, first_step, group_by_name, read_turns, valid_blocks
+from rewards.process import Tools, all_exact, common_names, first_step, group_by_name, read_turns, valid_blocks
 from rewards.schema import as_toolset
 
 
 def reference_rule(
-    turns: Sequence[str | ParsedCalls], gold: object, tools: Tools | None, *, row: str | None = None
+    turns: Sequence[str | ParsedCalls],
+    gold: object,
+    tools: Tools | None,
+    *,
+    row: str | None = None,
+    format: str = "hermes",
 ) -> bool:
     """Whether a rollout made exactly the gold calls.
 
@@ -27,6 +31,7 @@ def reference_rule(
         gold: gold calls by step, as in `process_score`.
         tools: OpenAI-style tool schemas or a `ToolSet`; None: calls are valid if they parse.
         row: what to call the row in an error.
+        format: the format of calls in texts, as in `parse_tool_calls`.
 
     Returns:
         Whether all of it holds. No model output raises.
@@ -41,19 +46,19 @@ def reference_rule(
 
     Reference: SLCA eq. 28; the pairing is any that satisfies the condition (ours).
     """
-    steps = read_turns(turns)
-    expected = as_gold(gold, row)
     toolset = None if tools is None else as_toolset(tools)
+    steps = read_turns(turns, format, toolset)
+    expected = as_gold(gold, row)
     made = [step.valid for step in steps]
-    valid = sum(valid_blocks(step, toolset) for step in steps)
-    if not valid == sum(step.num_open for step in steps) == sum(step.num_close for step in steps):
+    valid = sum([valid_blocks(step, toolset) for step in steps])
+    if not valid == sum([step.num_open for step in steps]) == sum([step.num_close for step in steps]):
         return False
     predicted = [call for calls in made for call in calls]
-    if Counter(call.name for call in predicted) != Counter(call.name for call in expected.flat):
+    if not len(predicted) == len(expected.flat) == common_names(predicted, expected.flat):
         return False
     if first_step(made) != first_step(expected.steps):
         return False
-    return all(
+    return all_exact(predicted, expected.flat, toolset) or all(
         sum(not table[i][j].missed_required for i, j in best_pairs(table, lambda pair: float(not pair.missed_required)))
         == len(table)
         for table in group_by_name(predicted, expected.flat, toolset)

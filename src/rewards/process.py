@@ -1,12 +1,12 @@
 """HierR's process score: how well a rollout's tool calls match the gold ones, in five parts."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls
+from rewards.formats.qwen_xml import type_arguments
 from rewards.gold import GoldCall, as_gold
 from rewards.matching import Pair, best_pairs, compare_arguments
 from rewards.schema import ToolSet, as_toolset
@@ -80,6 +80,7 @@ def process_score(
     weights: ProcessWeights = ProcessWeights(),  # frozen
     *,
     row: str | None = None,
+    format: str = "hermes",
 ) -> ProcessScore:
     """Score the tool calls of one rollout against the gold calls.
 
@@ -96,6 +97,7 @@ def process_score(
         tools: OpenAI-style tool schemas or a `ToolSet`; None: calls are valid if they parse.
         weights: weights of the parts.
         row: what to call the row in an error.
+        format: the format of calls in texts, as in `parse_tool_calls`.
 
     Returns:
         The parts and the total. No model output raises.
@@ -113,37 +115,34 @@ def process_score(
 
     Reference: SLCA eq. 22-27; the one-to-one pairing by the largest sum, the empty cases and block validity are ours.
     """
-    steps = read_turns(turns)
+    toolset = None if tools is None else as_toolset(tools)
+    steps = read_turns(turns, format, toolset)
     expected = as_gold(gold, row)
     made = [step.valid for step in steps]
     predicted = [call for calls in made for call in calls]
-    toolset = None if tools is None else as_toolset(tools)
-    common = _common(predicted, expected.flat)
-    parts = {
-        "format": _format(steps, toolset, bool(expected.steps)),
-        "name": 2 * common / (len(predicted) + len(expected.flat)) if predicted or expected.flat else 1.0,
-        "parallel": float(first_step(made) == first_step(expected.steps)),
-        **_arguments(predicted, expected.flat, toolset, weights),
-    }
-    total = math.fsum(getattr(weights, part) * score for part, score in parts.items())
-    return ProcessScore(
-        **parts,
-        total=total,
-        success=total >= 0.9 - _ROUNDING,
-        redundant_calls=len(predicted) - common,
-        tool_turns=sum(bool(step.calls) for step in steps),
-    )
+    common = common_names(predicted, expected.flat)
+    form = _format(steps, toolset, bool(expected.steps))
+    name = 2 * common / (len(predicted) + len(expected.flat)) if predicted or expected.flat else 1.0
+    key, value = _arguments(predicted, expected.flat, toolset, weights)
+    parallel = float(first_step(made) == first_step(expected.steps))
+    w = weights
+    total = math.fsum((w.format * form, w.name * name, w.key * key, w.value * value, w.parallel * parallel))
+    tool_turns = sum([bool(step.calls) for step in steps])
+    success, redundant = total >= 0.9 - _ROUNDING, len(predicted) - common
+    return ProcessScore(form, name, key, value, parallel, total, success, redundant, tool_turns)
 
 
-def read_turns(turns: Sequence[str | ParsedCalls]) -> list[ParsedCalls]:
-    """Parse what is not parsed yet."""
+def read_turns(
+    turns: Sequence[str | ParsedCalls], format: str = "hermes", tools: ToolSet | None = None
+) -> list[ParsedCalls]:
+    """Parse what is not parsed yet, and give every value its type."""
     if isinstance(turns, (str, bytes)):
         raise TypeError("turns: expected a sequence of assistant texts, got one text")
     steps = []
     for index, turn in enumerate(turns):
         if not isinstance(turn, (str, ParsedCalls)):
             raise TypeError(f"turns[{index}]: expected a text or ParsedCalls, got {type(turn).__name__}")
-        steps.append(parse_tool_calls(turn) if isinstance(turn, str) else turn)
+        steps.append(type_arguments(parse_tool_calls(turn, format) if isinstance(turn, str) else turn, tools))
     return steps
 
 
@@ -178,15 +177,32 @@ def group_by_name(
     ]
 
 
+def all_exact(predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None) -> bool:
+    """Whether each call is the gold call at its place: no pairing is better, so a good rollout needs no tables."""
+    if len(predicted) != len(gold):
+        return False
+    for call, wanted in zip(predicted, gold):
+        schema = tools.parameters(wanted.name) if tools else None
+        if call.name != wanted.name or not compare_arguments(call.arguments, wanted.arguments, schema).exact:
+            return False
+    return True
+
+
 def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: bool) -> float:
-    tags = max(sum(step.num_open for step in steps), sum(step.num_close for step in steps))
-    if not tags:
+    opened = closed = valid = 0
+    for step in steps:
+        opened, closed, valid = opened + step.num_open, closed + step.num_close, valid + valid_blocks(step, tools)
+    if not opened and not closed:
         return 0.0 if expects_calls else 1.0
-    return sum(valid_blocks(step, tools) for step in steps) / tags
+    return valid / max(opened, closed)
 
 
-def _common(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
-    wanted, both = Counter(call.name for call in gold), 0
+def common_names(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
+    """Size of the intersection of the two multisets of names."""
+    wanted: dict[str, int] = {}
+    for goal in gold:
+        wanted[goal.name] = wanted.get(goal.name, 0) + 1
+    both = 0
     for call in predicted:
         if wanted.get(call.name):
             wanted[call.name] -= 1
@@ -196,13 +212,16 @@ def _common(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
 
 def _arguments(
     predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None, weights: ProcessWeights
-) -> dict[str, float]:
+) -> tuple[float, float]:
+    """The key and the value score."""
     if not gold:
-        return dict.fromkeys(("key", "value"), 0.0 if predicted else 1.0)
+        return (0.0, 0.0) if predicted else (1.0, 1.0)
+    if all_exact(predicted, gold, tools):
+        return 1.0, 1.0
     # Pairs that tie on the weighted score are told apart by their values, so the order of calls changes nothing.
     w_key, w_value = (weights.key, weights.value) if weights.key + weights.value else (1.0, 1.0)
     key = value = 0.0
     for table in group_by_name(predicted, gold, tools):
         for i, j in best_pairs(table, lambda pair: w_key * pair.key + (w_value + 1e-9) * pair.value):
             key, value = key + table[i][j].key, value + table[i][j].value
-    return {"key": key / len(gold), "value": value / len(gold)}
+    return key / len(gold), value / len(gold)

@@ -1,0 +1,130 @@
+"""Calls as the chat API writes them: the `tool_calls` of an assistant message."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rewards._json import decode_at, depth_exceeds, elements, members, skip_space
+from rewards.calls import ParsedCalls, Status, Think, ToolCall, parse_tool_calls, read_call, register_format
+from rewards.formats._blocks import TOO_MANY, after_reasoning, failed
+from rewards.hermes import MAX_ATTEMPTS
+
+_BEGINS = re.compile(r"\s*(?:\{|\[\s*[{\]])")
+# What makes a broken text an attempt at a call rather than a broken answer.
+_KEYS = ('"tool_calls"', '"function_call"', '"function"')
+
+
+def parse_chat(text: str, think: Think = "reasoning") -> ParsedCalls:
+    """Read the JSON text of an assistant message with `tool_calls`, or of such a list alone.
+
+    An entry is `{"type": "function", "function": {"name": …, "arguments": …}}` or the inner object alone; arguments are
+    an object or a JSON string. `function_call`, the API's older form, is one call. Each entry is a block. Text that is
+    no JSON object or list holds no call.
+
+    Args:
+        text: the JSON text.
+        think: as in `parse_tool_calls`; a text that begins with JSON holds no reasoning.
+
+    Returns:
+        The attempts in order. Bad text never raises and costs linear time.
+
+    Example:
+        >>> text = '{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\\\\"a\\\\": 1}"}}]}'
+        >>> call = parse_chat(text).calls[0]
+        >>> call.name, call.arguments
+        ('f', {'a': 1})
+
+    Reference: the chat completions format of OpenAI.
+    """
+    start = skip_space(text, after_reasoning(text, think, _BEGINS))
+    if text[start : start + 1] not in ("{", "["):
+        return ParsedCalls()
+    found = decode_at(text, start)
+    if found.reason is not None:
+        if not any(key in text for key in _KEYS):
+            return ParsedCalls()
+        status: Status = "invalid_json" if found.whole or skip_space(text, found.end) < len(text) else "unclosed"
+        return ParsedCalls((failed(status, found.reason, (start, found.end), 0),), 1, int(found.whole))
+    entries = _entries(found.value)
+    places = _places(text, start, found.value)
+    calls = [_call(entry, number, text, place) for number, (entry, place) in enumerate(zip(entries, places))]
+    return _bounded(calls, len(entries))
+
+
+def parse_message(message: Mapping[str, Any], format: str = "hermes", think: Think = "reasoning") -> ParsedCalls:
+    """Read the calls of one assistant message: its `tool_calls`, or else what its content says.
+
+    Args:
+        message: a chat message; `tool_calls` and `function_call` as in `parse_chat`.
+        format: the format of calls in the content.
+        think: as in `parse_tool_calls`.
+
+    Returns:
+        The attempts in order; structured ones have no place in a text. No message of a model raises.
+
+    Raises:
+        ValueError: the format is not registered.
+
+    Example:
+        >>> message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+        >>> parse_message(message).valid[0].name
+        'f'
+
+    Reference: ours.
+    """
+    entries = _entries(message)
+    if entries:
+        return _bounded([_call(entry, number, "", None) for number, entry in enumerate(entries)], len(entries))
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = "".join(part for part in parts if isinstance(part, str))
+    return parse_tool_calls(content if isinstance(content, str) else "", format, think)
+
+
+def _entries(value: object) -> list[object]:
+    """The entries of a message, or of a list of them."""
+    if isinstance(value, list):
+        calls = all(isinstance(item, Mapping) and ("function" in item or "name" in item) for item in value)
+        return value if calls else []
+    if not isinstance(value, Mapping):
+        return []
+    several = value.get("tool_calls")
+    if several:
+        return list(several) if isinstance(several, (list, tuple)) else [several]
+    return [value["function_call"]] if value.get("function_call") else []
+
+
+def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int] | None]:
+    """Where each entry begins, and where its name and arguments stand."""
+    if isinstance(value, Mapping):
+        at = {key: begin for key, _, _, begin, _ in members(text, start)}
+        calls = value.get("tool_calls")
+        start = at["tool_calls" if calls else "function_call"]
+        if not isinstance(calls, list) or not calls:
+            yield (start, start)
+            return
+    for begin in elements(text, start):
+        inner = {key: place for key, _, _, place, _ in members(text, begin)} if text[begin] == "{" else {}
+        yield begin, inner.get("function", begin)
+
+
+def _call(entry: object, number: int, text: str, place: tuple[int, int] | None) -> ToolCall:
+    if number > MAX_ATTEMPTS or depth_exceeds(entry):
+        return failed("invalid_arguments", "nested too deep", (0, 0), number)
+    inner = entry.get("function", entry) if isinstance(entry, Mapping) else entry
+    name, arguments, status, reason, notes = read_call(inner)
+    if place is None:
+        return ToolCall(name, arguments, status, reason, block=number, notes=notes)
+    span = (place[0], decode_at(text, place[0]).end)
+    start = place[1] if isinstance(inner, Mapping) else -1
+    return ToolCall(name, arguments, status, reason, span, number, notes, text, start)
+
+
+def _bounded(calls: list[ToolCall], count: int) -> ParsedCalls:
+    if count > MAX_ATTEMPTS:
+        calls = [*calls[:MAX_ATTEMPTS], failed("invalid_json", TOO_MANY, (0, 0), MAX_ATTEMPTS)]
+    return ParsedCalls(tuple(calls), count, count)
+
+
+register_format("chat", parse_chat)

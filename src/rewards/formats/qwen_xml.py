@@ -1,0 +1,164 @@
+"""Qwen3-Coder's format: XML-like tags around a function's name and each of its parameters, values as text."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rewards._json import decode
+from rewards.calls import ParsedCalls, Places, Span, Status, Think, ToolCall, register_format
+from rewards.formats._blocks import Block, failed, tags, walk
+from rewards.schema import ToolSet, as_toolset, is_instance, schema_error
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TAGS = tags(_OPEN, closing=_CLOSE)
+_FUNCTION = re.compile(r"\s*<function=([^<>]{1,256})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>]{1,256})>")
+_VALUE_END = "</parameter>"
+_FUNCTION_END = re.compile(r"\s*</function>")
+_BLOCK_END = re.compile(r"\s*</tool_call>")
+
+
+def parse_qwen3_coder(text: str, think: Think = "reasoning") -> ParsedCalls:
+    """Read `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`.
+
+    A value is the text up to `</parameter>`, without one line break at either end. Every value is a text; the schema
+    says what it means (`type_arguments`). One tag may hold several functions. A parameter given twice, and any text
+    between the tags, makes a call invalid.
+
+    Args:
+        text: what the model wrote in one turn.
+        think: as in `parse_tool_calls`.
+
+    Returns:
+        The attempts in order, noted "untyped". Bad text never raises and costs linear time.
+
+    Example:
+        >>> text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+        >>> parse_qwen3_coder(text).calls[0].arguments
+        {'a': '1'}
+        >>> tools = [{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+        >>> type_arguments(parse_qwen3_coder(text), tools).calls[0].arguments
+        {'a': 1}
+
+    Reference: the chat template of Qwen3-Coder; ours.
+    """
+    last = text.rfind(_VALUE_END)
+
+    def read(text: str, tag: "re.Match[str]", number: int) -> Block:
+        calls: list[ToolCall] = []
+        at = tag.end()
+        while not calls or calls[-1].status in ("ok", "invalid_arguments"):
+            if calls and (end := _BLOCK_END.match(text, at)):
+                calls = [replace(call, span=(tag.start(), end.end())) for call in calls]
+                return Block(calls, True, end.end())
+            call, at = _function(text, at, last, tag.start(), number)
+            calls.append(call)
+        # Nothing of a broken block is a call; the tag that follows is read anew.
+        calls = [replace(call, status=calls[-1].status, reason=calls[-1].reason) for call in calls]
+        return Block(calls, False, at)
+
+    return walk(text, think, _TAGS, read, _CLOSE)
+
+
+def _function(text: str, start: int, last: int, begin: int, number: int) -> tuple[ToolCall, int]:
+    """One function from `start` on, and where it ends or, broken, where to go on."""
+    head = _FUNCTION.match(text, start)
+    if head is None:
+        left = text.find("<", start, start + 64) < 0
+        status: Status = "unclosed" if left and len(text) - start < 64 else "missing_name"
+        return failed(status, "no <function=name> after the tag", (begin, start), number), start
+    name_span, at = _stripped(text, *head.span(1)), head.end()
+    arguments: dict[str, Any] = {}
+    keys: dict[str, Span] = {}
+    twice = None
+    while parameter := _PARAMETER.match(text, at):
+        if parameter.end() > last:
+            return failed("unclosed", "a parameter without its end", (begin, parameter.end()), number), parameter.end()
+        end = text.find(_VALUE_END, parameter.end())
+        key_span = _stripped(text, *parameter.span(1))
+        key = text[slice(*key_span)]
+        twice = key if key in arguments else twice
+        arguments[key], keys[key] = _value(text[parameter.end() : end]), key_span
+        at = end + len(_VALUE_END)
+    tail = _FUNCTION_END.match(text, at)
+    if tail is None:
+        unclosed = not text[at : at + 64].strip()
+        reason = "no </function>" if unclosed else "text between the parameters"
+        return failed("unclosed" if unclosed else "invalid_syntax", reason, (begin, at), number), at
+    call = ToolCall(
+        text[slice(*name_span)], arguments, span=(begin, tail.end()), block=number, notes=("untyped",),
+        _places=Places(name_span, keys),
+    )  # fmt: skip
+    if not call.name:
+        call = replace(call, status="missing_name", reason="no name")
+    if twice is not None:
+        call = replace(call, arguments={}, status="invalid_arguments", reason=f"parameter {twice[:40]!r} twice")
+    return call, tail.end()
+
+
+def _stripped(text: str, start: int, end: int) -> Span:
+    inner = text[start:end]
+    return start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())
+
+
+def _value(text: str) -> str:
+    text = text[1:] if text.startswith("\n") else text[2:] if text.startswith("\r\n") else text
+    return text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith("\n") else text
+
+
+def type_arguments(parsed: ParsedCalls, tools: Iterable[Mapping[str, Any]] | ToolSet | None) -> ParsedCalls:
+    """Give each value of "untyped" calls the type that its schema asks for.
+
+    A text that fits its schema stays a text. Otherwise it becomes the JSON value that it spells (True, False and None
+    are understood) if that fits. A text that neither fits stays, and fails the schema check. Without a schema, objects
+    and lists are decoded and all else stays a text.
+
+    Args:
+        parsed: calls of one turn, of any format.
+        tools: OpenAI-style tool schemas or a `ToolSet`; None: there are no schemas.
+
+    Returns:
+        The calls; those that have types already, and all spans and counts, are as before.
+
+    Raises:
+        ToolSchemaError: one of the tools is not one.
+
+    Example:
+        See `parse_qwen3_coder`.
+
+    Reference: ours.
+    """
+    if not any("untyped" in call.notes for call in parsed.calls):
+        return parsed
+    toolset = None if tools is None else as_toolset(tools)
+    return replace(parsed, calls=tuple(_typed(call, toolset) for call in parsed.calls))
+
+
+def _typed(call: ToolCall, tools: ToolSet | None) -> ToolCall:
+    if "untyped" not in call.notes:
+        return call
+    found = tools.parameters(call.name) if tools else None
+    parameters = found if isinstance(found, Mapping) else {}
+    properties = parameters.get("properties")
+    schemas = properties if isinstance(properties, Mapping) else {}
+    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    arguments = {key: _as_schema(value, schemas.get(key), definitions) for key, value in call.arguments.items()}
+    return replace(call, arguments=arguments, notes=tuple(note for note in call.notes if note != "untyped"))
+
+
+def _as_schema(value: Any, schema: object, definitions: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str):
+        return value
+    spelled = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value)
+    found = decode(spelled)
+    if not isinstance(schema, Mapping):
+        return found.value if isinstance(found.value, (dict, list)) else value
+    whole = {**definitions, **schema}
+    if schema_error(whole):
+        return value
+    fits = is_instance(value, whole) and not (isinstance(found.value, (dict, list)) and is_instance(found.value, whole))
+    return value if fits or found.reason is not None or not is_instance(found.value, whole) else found.value
+
+
+register_format("qwen3_coder", parse_qwen3_coder)

@@ -1,0 +1,177 @@
+"""Call formats beside Hermes: what each reads, where names and keys stand, and that no text hurts."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewards import (
+    ParsedCalls,
+    parse_message,
+    parse_tool_calls,
+    process_score,
+    reference_rule,
+    type_arguments,
+)
+from rewards.hermes import MAX_ATTEMPTS
+from tests.rewards.format_checks import CHECKS, FORMATS, write
+
+SIZE = 400_000
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_check(check: Any) -> None:
+    check()
+
+
+_texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8) | st.sampled_from(
+    ["</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "it's", '"', "\\", "\n", "{", "]", "</think>", "\\u00e9", "😀"]
+)
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**18), 10**18)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_texts, inner, max_size=2),
+    max_leaves=5,
+)
+_steps = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.from_regex(r"[a-z]{1,5}(\.[a-z]{1,3})?", fullmatch=True),
+            "arguments": st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), _values, max_size=3),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(_steps, st.sampled_from(FORMATS))
+def test_what_is_written_is_read(step: list[dict[str, Any]], format: str) -> None:
+    text = write(step, format)
+    parsed = parse_tool_calls(text, format)
+    assert [{"name": call.name, "arguments": call.arguments} for call in parsed.valid] == step, parsed
+    assert json.dumps([dict(call.arguments) for call in parsed.valid]) == json.dumps([c["arguments"] for c in step])
+    for call, said in zip(parsed.calls, step):
+        assert call.name_span is not None
+        assert text[slice(*call.name_span)] == said["name"]
+        assert {key: text[slice(*span)] for key, span in call.key_spans.items()} == {k: k for k in said["arguments"]}
+    assert process_score([text], [step], None, format=format).total == 1.0
+    assert reference_rule([text], [step], None, format=format)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_steps)
+def test_qwen_xml_writes_text_and_schemas_type_it(step: list[dict[str, Any]]) -> None:
+    texts = [{**call, "arguments": {k: "x" + json.dumps(v) for k, v in call["arguments"].items()}} for call in step]
+    text = write(texts, "qwen3_coder")
+    if not any("</parameter>" in value for call in texts for value in call["arguments"].values()):
+        parsed = parse_tool_calls(text, "qwen3_coder")
+        assert [{"name": call.name, "arguments": call.arguments} for call in parsed.valid] == texts
+        for call, said in zip(parsed.calls, texts):
+            assert {key: text[slice(*span)] for key, span in call.key_spans.items()} == {
+                k: k for k in said["arguments"]
+            }
+        assert process_score([text], [texts], None, format="qwen3_coder").total == 1.0
+
+
+_FRAGMENTS = [
+    "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "<|python_tag|>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>", "[THINK]", "[/THINK]", '{"name": "f"', '"parameters"',
+    '"tool_calls": [', "f(", "a=", "[", "]", "{", "}", "(", ")", ",", ":", ";", '"', "'", "\\", "1", "-", " ", "\n",
+    "NaN", "True", "\ud800", "é", "\0",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=3), max_size=15).map("".join))
+def test_no_text_raises(text: str) -> None:
+    for format in (*FORMATS, "qwen3_coder"):
+        for think in ("reasoning", "text"):
+            parsed = parse_tool_calls(text, format, think)
+            assert parsed.num_close <= len(text)
+            for call in parsed.calls:
+                first, last = call.span
+                assert 0 <= first <= last <= len(text)
+                _ = call.name_span, call.key_spans
+                assert (call.reason is None) == (call.status == "ok")
+        process_score([text], [], None, format=format)
+
+
+_UNITS = {
+    "chat": ["[", '[{"function":', '{"tool_calls":', '"', "{}", '{"tool_calls":[{}],"a":'],
+    "llama3_json": ["<|python_tag|>", "<|python_tag|>{", '<|python_tag|>{"', '<|python_tag|>["\\', '{"name":"f"};',
+                    '{"name":', "<|python_tag|>{x\n", ";", '<|python_tag|>{",'],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]{", '[TOOL_CALLS][{"', "[TOOL_CALLS]f{}", "[",
+                '[TOOL_CALLS]["\\', "[TOOL_CALLS]f[CALL_ID]", "[TOOL_CALLS] \n{x", "[THINK]"],
+    "pythonic": ["[f(a=", "[f(a=[", "[f(a={", "[f(),", "f(a='", "[f(a='\\", "[f(a=1,b=", "[a ", "[f(a=-", "[f(a=\"'",
+                 "<|python_start|>[", "(" ],
+    "qwen3_coder": ["<tool_call>", "<tool_call><function=f>", "<tool_call><function=f><parameter=a>", "</parameter>",
+                    "<tool_call><function=f><parameter=a></parameter>", "<tool_call> \n", "<tool_call><function=",
+                    "<tool_call><function=f></function></tool_call>", "<parameter=a>", "</tool_call>"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", _UNITS)
+def test_hostile_text_takes_linear_time(format: str) -> None:
+    starts = {"pythonic": "[f(a=1), ", "chat": '{"tool_calls": ', "llama3_json": '{"name": "f"}'}
+    ends = {"qwen3_coder": "</parameter>", "pythonic": ")]", "mistral": '"}]'}
+    for unit in _UNITS[format]:
+        many = unit * (SIZE // len(unit))
+        for text in (many, starts.get(format, "") + many + ends.get(format, "")):
+            began = time.process_time()
+            parsed = parse_tool_calls(text, format)
+            # Linear: under 0.1 s, more under the type checker. Quadratic: half a minute.
+            assert time.process_time() - began < 3.0, (unit, time.process_time() - began)
+            assert len(parsed.calls) <= MAX_ATTEMPTS + 1, unit
+
+
+def test_messages() -> None:
+    entry = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [entry, {"name": "g", "arguments": {}}, "x"]}
+    parsed = parse_message(message)
+    assert [(call.name, call.status) for call in parsed.calls] == [("f", "ok"), ("g", "ok"), ("", "not_an_object")]
+    assert parsed.calls[0].arguments == {"a": 1}
+    assert parsed.calls[0].name_span is None
+    assert parse_message({"function_call": {"name": "f", "arguments": ""}}).valid[0].name == "f"
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    assert parse_message({"content": text}) == parse_message({"content": [{"type": "text", "text": text}]})
+    assert parse_message({"content": text}).valid[0].name == "f"
+    assert parse_message({}) == parse_message({"content": 3, "tool_calls": []}) == ParsedCalls()
+    deep: Any = 1
+    for _ in range(10_000):
+        deep = [deep]
+    assert parse_message({"tool_calls": [{"function": {"name": "f", "arguments": {"a": deep}}}]}).valid == ()
+
+
+def test_types_come_from_the_schema() -> None:
+    kinds = {
+        "s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": ["number", "null"]}, "b": {"type": "boolean"},
+        "l": {"type": "array"}, "any": {}, "r": {"$ref": "#/$defs/r"}, "e": {"enum": [1, 2]},
+    }  # fmt: skip
+    schema = {"type": "object", "properties": kinds, "$defs": {"r": {"type": "object"}}}
+    tools = [{"name": "f", "parameters": schema}, {"name": "t", "parameters": True}]
+    said = {"s": "5", "i": "5", "n": "null", "b": "True", "l": "[1]", "any": "{}", "r": '{"a": 1}', "e": "2"}
+    said["new"] = "7"
+    want = {"s": "5", "i": 5, "n": None, "b": True, "l": [1], "any": {}, "r": {"a": 1}, "e": 2, "new": "7"}
+    text = write([{"name": "f", "arguments": said}, {"name": "t", "arguments": {"a": "1"}}], "qwen3_coder")
+    typed = type_arguments(parse_tool_calls(text, "qwen3_coder"), tools)
+    assert [dict(call.arguments) for call in typed.calls] == [want, {"a": "1"}]
+    assert typed.calls[0].notes == ()
+    assert text[slice(*typed.calls[0].key_spans["new"])] == "new"
+    wrong = write([{"name": "f", "arguments": {"i": "five"}}], "qwen3_coder")
+    assert process_score([wrong], [[{"name": "f", "arguments": {"i": 5}}]], tools, format="qwen3_coder").format == 0.0
+    assert type_arguments(typed, tools) is typed
+
+
+def test_an_unknown_format_is_named() -> None:
+    with pytest.raises(ValueError, match="'yaml' is not registered; known: chat, hermes"):
+        process_score(["x"], [], None, format="yaml")
+    with pytest.raises(ValueError, match="format: 'yaml'"):
+        reference_rule(["x"], [], None, format="yaml")
