@@ -1,8 +1,7 @@
 """SFT, GRPO and SLCA steps on real rows, bounded by a clock and continued from their last checkpoint."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -193,30 +192,12 @@ def reinforce(
     return done | {"rollouts": done["steps"] * sizes.prompts * sizes.generations, "sizes": asdict(sizes)}
 
 
-@contextmanager
-def scoring_trained_positions_only() -> Iterator[None]:
-    """Let TRL's fused head score only the positions that have a target, on CPU as it does on a GPU.
-
-    On other devices it scores every position, to keep shapes constant for compilers, and throws most scores away. Here
-    prompts are four fifths of a row and the vocabulary is a fifth of the model, so that doubles the time of a step.
-    """
-    from trl.trainer import utils
-
-    known = utils._use_triton
-    utils._use_triton = lambda device: True
-    try:
-        yield
-    finally:
-        utils._use_triton = known
-
-
 def _run(trainer: Any, bounded: Bounded) -> dict[str, Any]:
     """Train, from the last noted checkpoint if there is one; keep the model and drop the checkpoints."""
     stage = bounded.stage
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(bounded)
-    with scoring_trained_positions_only():
-        trainer.train(resume_from_checkpoint=stage.ledger.notes(stage.name).get("checkpoint"))
+    trainer.train(resume_from_checkpoint=stage.ledger.notes(stage.name).get("checkpoint"))
     trainer.save_model(str(stage.folder / "final"))
     for checkpoint in stage.folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
