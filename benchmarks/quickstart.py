@@ -26,8 +26,8 @@ REDRAWS = 4000
 # the warm checkpoint's process score and 1 in 20 to 25 steps of 64 rollouts at this learning rate. At a noise share
 # of 0.9 theorem A.3 leaves GRPO about a quarter of that drift; the plan printed before the race says how far apart
 # this puts the arms.
-FULL = {"seeds": 3, "steps": 24, "warmup": 800, "conversations": 4000, "held_out": 96}
-QUICK = {"seeds": 1, "steps": 4, "warmup": 150, "conversations": 1000, "held_out": 24}
+FULL = {"seeds": 3, "steps": 24, "warmup": 800, "conversations": 4000, "held_out": 96, "prompts": 8}
+QUICK = {"seeds": 1, "steps": 3, "warmup": 150, "conversations": 1000, "held_out": 16, "prompts": 4}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--warmup", type=int, help="supervised steps")
     options.add_argument("--conversations", type=int, help="most conversations to warm up with")
     options.add_argument("--held-out", type=int, help="most tasks to evaluate on")
-    options.add_argument("--prompts", type=int, default=8, help="prompts a step")
+    options.add_argument("--prompts", type=int, help="prompts a step")
     options.add_argument("--group", type=int, default=8, help="rollouts of each prompt")
     options.add_argument("--learning-rate", type=float, default=3e-4, help="of the race")
     options.add_argument("--warmup-rate", type=float, help="of the warm-up (3e-3; with --model 2e-5)")

@@ -70,8 +70,8 @@ def load(checkpoint: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # "batched_mm", what transformers may pick for a mixture of experts, is many times slower on a CPU.
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, experts_implementation="grouped_mm")
+    # A mixture of experts takes "grouped_mm" where it can by itself; asking for it would refuse dense models.
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(checkpoint)
 
 

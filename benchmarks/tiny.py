@@ -9,7 +9,9 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
-def build_tokenizer(texts: Iterable[str], values: Sequence[str], vocab_size: int = 1536, max_token: int = 64) -> Any:
+def build_tokenizer(
+    texts: Iterable[str], values: Sequence[str] = (), vocab_size: int = 1536, max_token: int = 64
+) -> Any:
     """A byte-level BPE tokenizer whose merges may cross words, with Qwen3's chat template as TRL ships it.
 
     Args:
