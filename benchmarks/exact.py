@@ -49,6 +49,16 @@ class Problem:
         return (self.segments >= 0).any(dim=1)
 
 
+def affordable_prompts(model: Any, wanted: int, copies: int, gigabytes: float) -> int:
+    """How many prompts' rollouts fit: each rollout's gradient is kept whole, in float32; at least one prompt's are.
+
+    >>> affordable_prompts(torch.nn.Linear(1000, 1000, bias=False), wanted=16, copies=8, gigabytes=0.1)
+    3
+    """
+    size = 4e-9 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return max(1, min(wanted, int(gigabytes / (copies * size))))
+
+
 def tool_gradients(model: Any, batch: Batch) -> Tensor:
     """`U`: the gradient of each rollout's summed tool-token log-probability, `[B, parameters]`, by `B` passes."""
     from credit import Segment

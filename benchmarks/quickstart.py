@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--warmup-rate", type=float, help="of the warm-up (3e-3; with --model 2e-5)")
     options.add_argument("--max-completion", type=int, default=128, help="tokens of a rollout, tool results included")
     options.add_argument("--max-prompt", type=int, default=768, help="rows with longer prompts are left out")
+    options.add_argument("--gradient-memory", type=float, default=8.0, help="gigabytes for the exact experiment")
     options.add_argument("--model", help="folder or name of a Hugging Face model (default: a tiny one is built)")
     options.add_argument("--data", default="office", help="'office', 'bfcl', or a file of JSON lines")
     options.add_argument("--out", type=Path, default=Path("out/quickstart"), help="folder for everything written")
@@ -146,7 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
     trainer = make_trainer(
         model, tokenizer, workload.train, rule=racing.rule_of("GRPO"), output=options.out / "warm-trainer", **common
     )
-    batch = collect(trainer, workload.train[: 2 * sizes.prompts], copies=sizes.group, seed=0)
+    prompts = exact.affordable_prompts(model, 2 * sizes.prompts, sizes.group, options.gradient_memory)
+    batch = collect(trainer, workload.train[:prompts], copies=sizes.group, seed=0)
     problem = exact.make_problem(model, batch)
     try:
         plan = noise_plan(problem, options.steps, share=options.share, sigma=options.sigma)
@@ -165,6 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         sigma=plan.sigma,
         steps=options.steps,
         seeds=options.seeds,
+        probes=exact.affordable_prompts(model, sizes.prompts, sizes.group, options.gradient_memory / len(racing.ARMS)),
         **common,
     )
     warm = racing.measure(trainer, race, "GRPO")
