@@ -1,0 +1,89 @@
+"""What scorers need of a rollout given as chat messages: the texts, the tool results, the question, the answer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rewards.calls import parse_tool_calls
+
+Completion = str | Sequence[Mapping[str, Any]]
+
+
+def assistant_turns(completion: Completion) -> list[str]:
+    """Assistant texts in order, as the model wrote them; a bare text is one turn.
+
+    `tool_calls` of a message are written behind its content, each in a Hermes block.
+
+    Example:
+        >>> assistant_turns([{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now"}}]}])
+        ['<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>']
+    """
+    if isinstance(completion, str):
+        return [completion]
+    return [_turn(message) for message in completion if message.get("role") == "assistant"]
+
+
+def tool_results(completion: Completion) -> list[str]:
+    """What the tools answered, in order.
+
+    Example:
+        >>> tool_results([{"role": "assistant", "content": "?"}, {"role": "tool", "content": "4"}])
+        ['4']
+    """
+    if isinstance(completion, str):
+        return []
+    return [content_text(message) for message in completion if message.get("role") == "tool"]
+
+
+def closing_answer(completion: Completion) -> str:
+    """The text in which the rollout ends, without reasoning; "" where it ends in a call, a result or in reasoning.
+
+    Example:
+        >>> closing_answer([{"role": "assistant", "content": "<think>2 + 2</think>It is 4."}])
+        'It is 4.'
+        >>> closing_answer('<tool_call>{"name": "now"}</tool_call>')
+        ''
+    """
+    if isinstance(completion, str):
+        text = completion
+    else:
+        last = completion[-1] if completion else {}
+        text = _turn(last) if last.get("role") == "assistant" else ""
+    if parse_tool_calls(text).num_open:
+        return ""
+    _, _, said = text.rpartition("</think>")
+    return said.partition("<think>")[0].strip()
+
+
+def question_text(prompt: Completion) -> str:
+    """The user's last message; a bare text is the question.
+
+    Example:
+        >>> question_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}])
+        '2 + 2?'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return next((content_text(m) for m in reversed(prompt) if m.get("role") == "user"), "")
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, whose content may be a text, a list of parts, or missing.
+
+    Example:
+        >>> content_text({"content": [{"type": "text", "text": "4"}, {"type": "image"}]})
+        '4'
+    """
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return "\n".join(str(part.get("text") or "") for part in content if part.get("type", "text") == "text")
+    return "" if content is None else str(content)
+
+
+def _turn(message: Mapping[str, Any]) -> str:
+    blocks = [content_text(message)]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call
+        body = {"name": function.get("name"), "arguments": function.get("arguments") or {}}
+        blocks.append(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
+    return "\n".join(block for block in blocks if block)
