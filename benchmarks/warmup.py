@@ -1,7 +1,7 @@
 """Supervised warm-up: format-weighted cross-entropy on conversations that are efficient and wasteful by halves."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,48 +23,24 @@ class Example:
 def encode(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokenizer: Any) -> Example:
     """Render a conversation once and mark its tokens.
 
-    Trained: every assistant token, the end of turn included. Protocol: those that overlap a call's tags, its
-    name or an argument key (RIVET's format tokens); a token that is partly protocol counts whole.
+    Trained: every assistant token, the end of turn included. Protocol: see `tool_call_format_spans`.
     """
     from trl.chat_template_utils import get_training_chat_template
 
-    from rewards import parse_tool_calls
+    from credit.adapters.sft_format import format_mask
 
+    template: dict[str, Any] = {"tools": tools or None, "chat_template": get_training_chat_template(tokenizer)}
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **template)
     rendered = tokenizer.apply_chat_template(
         messages,
-        tools=tools or None,
-        chat_template=get_training_chat_template(tokenizer),
         return_dict=True,
         return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True},
+        **template,
     )
-    ids, offsets = rendered["input_ids"], rendered["offset_mapping"]
-    trained = [bool(token) for token in rendered["assistant_masks"]]
-    text = tokenizer.decode(ids)
-    protocol = [False] * len(ids)
-    for first, last in _runs(trained):
-        start = offsets[first][0]
-        for call in parse_tool_calls(text[start : offsets[last][1]]).calls:
-            for low, high in _protocol_spans(call):
-                for at in range(first, last + 1):
-                    protocol[at] |= offsets[at][0] < start + high and offsets[at][1] > start + low
-    return Example(ids, trained, protocol)
-
-
-def _runs(mask: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    start = None
-    for at, on in enumerate([*mask, False]):
-        if on and start is None:
-            start = at
-        elif not on and start is not None:
-            yield start, at - 1
-            start = None
-
-
-def _protocol_spans(call: Any) -> list[tuple[int, int]]:
-    low, high = call.span
-    spans = [(low, low + len("<tool_call>")), (high - len("</tool_call>"), high), *call.key_spans.values()]
-    return [span for span in (*spans, call.name_span) if span is not None]
+    trained = rendered["assistant_masks"]
+    protocol = format_mask(text, rendered["offset_mapping"], trained)
+    return Example(rendered["input_ids"], list(map(bool, trained)), list(map(bool, protocol)))
 
 
 def train(
