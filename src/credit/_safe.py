@@ -96,6 +96,14 @@ def require_matrix(name: str, tensor: Shaped[Tensor, "..."], axes: str = "[batch
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {axes} is wanted")
 
 
+def require_floating(name: str, tensor: Shaped[Tensor, "..."]) -> None:
+    """Raise ``ValueError`` unless ``tensor`` has a floating dtype: results keep it, and integers would cut them off."""
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} has dtype {tensor.dtype}, but a floating dtype is wanted"
+        )
+
+
 def require_finite(name: str, values: Float[Tensor, "..."], present: Bool[Tensor, "..."]) -> None:
     """Raise ``ValueError`` naming the first present entry that is not finite; left out under ``torch.compile``."""
     if torch.compiler.is_compiling():

@@ -9,7 +9,16 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_finite, require_shape, safe_divide, safe_sqrt, select, statistics_dtype
+from credit._safe import (
+    as_mask,
+    require_finite,
+    require_floating,
+    require_shape,
+    safe_divide,
+    safe_sqrt,
+    select,
+    statistics_dtype,
+)
 
 Scale = Literal["std", "none"]
 
@@ -46,8 +55,9 @@ def group_advantage(
         Advantages in the dtype of ``rewards``; differentiable in ``rewards``.
 
     Raises:
-        ValueError: shapes differ, ``scale`` is unknown, ``eps`` is negative, or a present reward is not finite (the
-            row is named; the check is left out under ``torch.compile``).
+        ValueError: shapes differ, ``rewards`` are integers or ``group`` is not, ``scale`` is unknown, ``eps`` is
+            negative, or a present reward is not finite (the row is named; the check is left out under
+            ``torch.compile``).
 
     Example:
         >>> group_advantage(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([7, 7, 9]))
@@ -62,7 +72,10 @@ def group_advantage(
         raise ValueError(f"eps must not be negative, got {eps}")
     if rewards.dim() != 1:
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}, but [batch] is wanted")
+    require_floating("rewards", rewards)
     require_shape("group", group, tuple(rewards.shape), "rewards")
+    if group.dtype.is_floating_point:
+        raise ValueError(f"group of shape {tuple(group.shape)} has dtype {group.dtype}, but integers are wanted")
     taking_part = torch.ones_like(rewards, dtype=torch.bool) if present is None else as_mask(present)
     require_shape("present", taking_part, tuple(rewards.shape), "rewards")
     require_finite("rewards", rewards, taking_part)

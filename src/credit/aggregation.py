@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_matrix, require_shape, safe_divide, select
+from credit._safe import as_mask, compute_dtype, require_floating, require_matrix, require_shape, safe_divide, select
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 
@@ -39,7 +39,8 @@ def aggregate_loss(
         A scalar; 0 with zero gradient where nothing is left to average.
 
     Raises:
-        ValueError: shapes differ, ``mode`` is unknown, ``denominator`` is a negative number or ``horizon`` below 1.
+        ValueError: shapes differ, ``loss`` holds integers, ``mode`` is unknown, ``denominator`` is a negative number
+            or ``horizon`` below 1.
 
     Example:
         >>> loss, mask = torch.tensor([[1.0, 2.0], [6.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
@@ -51,6 +52,7 @@ def aggregate_loss(
     """
     chosen = as_mask(mask)
     require_matrix("loss", loss)
+    require_floating("loss", loss)
     require_shape("mask", chosen, tuple(loss.shape), "loss")
     weight = row_weights(chosen, mode, denominator, horizon=horizon, dtype=compute_dtype(loss))
     return (select(chosen, loss).to(weight.dtype).sum(dim=1) * weight).sum().to(loss.dtype)

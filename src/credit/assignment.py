@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import require_shape, select
+from credit._safe import require_floating, require_shape, select
 from credit.segments import run_ids
 
 
@@ -32,7 +32,8 @@ def assign_credit(
         Credit per token, in the dtype of ``advantages``.
 
     Raises:
-        ValueError: shapes do not fit, or a segment or run has no row in ``weights`` or ``advantages``.
+        ValueError: shapes do not fit, ``advantages`` are integers, or a segment or run has no row in ``weights`` or
+            ``advantages``.
 
     Example:
         >>> segments = torch.tensor([[0, 0, -1, 1]])
@@ -43,6 +44,7 @@ def assign_credit(
         SLCA eq. 3, written as a matrix (ours); the rows of the methods are in :mod:`credit.rules`.
     """
     _require_fit(advantages, segments, weights)
+    require_floating("advantages", advantages)
     kinds = weights.shape[0]
     table = _products(advantages.unsqueeze(-2), weights.to(advantages.dtype)).sum(-1)
     # Column 0 is "no segment", so that -1 needs no second pass over the tokens.

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_shape
+from credit._safe import as_mask, require_floating, require_shape
 
 
 def omission_guard(
@@ -30,7 +30,7 @@ def omission_guard(
         The pair ``(tool, summary)``.
 
     Raises:
-        ValueError: shapes differ.
+        ValueError: shapes differ, or a reward is an integer, which would cut the penalty off.
 
     Example:
         >>> score = torch.tensor([0.9, 0.9])
@@ -42,5 +42,7 @@ def omission_guard(
     """
     for name, value in (("summary", summary), ("required", required), ("called", called)):
         require_shape(name, value, tuple(tool.shape), "tool")
+    for name, value in (("tool", tool), ("summary", summary)):
+        require_floating(name, value)
     marked = as_mask(required) & ~as_mask(called)
     return torch.where(marked, 0.0, tool).to(tool.dtype), torch.where(marked, penalty, summary).to(summary.dtype)

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_finite, require_shape, select, statistics_dtype
+from credit._safe import as_mask, require_finite, require_floating, require_shape, select, statistics_dtype
 from credit.advantages import Scale, group_advantage
 from credit.assignment import assign_credit
 from credit.segments import Segment, has_segment, learns
@@ -89,6 +89,7 @@ class _Rule:
             )
         for name, values in rewards.items():
             require_shape(f"rewards[{name!r}]", values, (segments.shape[0],), "segments")
+            require_floating(f"rewards[{name!r}]", values)
         return [rewards[name] for name in needed]
 
     def _separate(

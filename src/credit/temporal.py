@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, require_finite, require_matrix, require_shape, select, statistics_dtype
+from credit._safe import (
+    as_mask,
+    require_finite,
+    require_floating,
+    require_matrix,
+    require_shape,
+    select,
+    statistics_dtype,
+)
 from credit.advantages import Scale, dense_ids, group_advantage
 
 
@@ -27,7 +35,7 @@ def turn_returns(
         Returns, exactly 0 where ``present`` is false.
 
     Raises:
-        ValueError: shapes differ or ``discount`` lies outside [0, 1].
+        ValueError: shapes differ, ``rewards`` are integers, or ``discount`` lies outside [0, 1].
 
     Example:
         >>> turn_returns(torch.tensor([[1.0, 2.0]]), torch.tensor([[True, True]]), discount=0.5)
@@ -40,6 +48,7 @@ def turn_returns(
         raise ValueError(f"discount must lie in [0, 1], got {discount}")
     exists = as_mask(present)
     require_matrix("rewards", rewards, "[batch, runs]")
+    require_floating("rewards", rewards)
     require_shape("present", exists, tuple(rewards.shape), "rewards")
     step = torch.arange(rewards.shape[1], device=rewards.device)
     ahead = step[:, None] - step[None, :]  # rows: the run that earns; columns: the run that is credited
@@ -82,7 +91,8 @@ def step_advantage(
         Advantages, exactly 0 where ``present`` is false.
 
     Raises:
-        ValueError: shapes differ, or a present return is not finite (its row and run are named).
+        ValueError: shapes differ, ``returns`` are integers, or a present return is not finite (its row and run are
+            named).
 
     Example:
         >>> group, here = torch.tensor([0, 0]), torch.tensor([[True, True], [True, False]])
@@ -95,6 +105,7 @@ def step_advantage(
     """
     exists = as_mask(present)
     require_matrix("returns", returns, "[batch, runs]")
+    require_floating("returns", returns)
     require_shape("present", exists, tuple(returns.shape), "returns")
     require_shape("group", group, tuple(returns.shape[:1]), "returns")
     require_finite("returns", returns, exists)

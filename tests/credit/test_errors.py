@@ -60,6 +60,23 @@ TABLE = [
     (lambda: group_advantage(F23, I2), ["rewards", "(2, 3)"]),
     (lambda: group_advantage(V3, I2), ["group", "(2,)", "rewards", "(3,)"]),
     (lambda: group_advantage(V2, I2, V3), ["present", "(3,)", "rewards", "(2,)"]),
+    # Integers would pass, and the advantages of rewards 0 and 1 would be cut off to 0.
+    (lambda: group_advantage(I2, I2), ["rewards", "(2,)", "int64", "floating"]),
+    (lambda: group_advantage(I2.bool(), I2), ["rewards", "(2,)", "bool", "floating"]),
+    (lambda: group_advantage(V2, V2), ["group", "(2,)", "float32", "integers"]),
+    *[
+        (
+            lambda make=make: make()({name: (I2, V2)[i > 0] for i, name in enumerate(make.components)}, I2, I23),
+            [f"rewards['{make.components[0]}']", "(2,)", "int64"],
+        )
+        for make in (SLCA, GRPO, ToolPO, RLTR, SupportControl)
+    ],
+    (lambda: omission_guard(I2, V2, V2, V2), ["tool", "int64"]),
+    (lambda: omission_guard(V2, I2, V2, V2), ["summary", "int64"]),
+    (lambda: assign_credit(A22.long(), I23, EYE), ["advantages", "(2, 2)", "int64"]),
+    (lambda: turn_returns(I23, F23), ["rewards", "(2, 3)", "int64"]),
+    (lambda: step_advantage(I23, I2, F23), ["returns", "(2, 3)", "int64"]),
+    (lambda: aggregate_loss(I23, F23), ["loss", "(2, 3)", "int64"]),
     (lambda: group_advantage(V2, I2, scale="sdt"), ["scale", "'sdt'"]),
     (lambda: group_advantage(V2, I2, eps=-1e-6), ["eps", "-1e-06"]),
     (lambda: turn_returns(V3, V3), ["rewards", "(3,)"]),

@@ -57,13 +57,8 @@ def print_credit(view: TokenCredit, console: Console | None = None, *, masked_to
     out.print(Text(f"{printable(view.title) or 'token credit'} · {len(view.tokens)} tokens", style="bold"))
     if view.note:
         out.print(Text(printable(view.note), style="dim"))
-    looks = {
-        "error": ("✖ ", "bold white on red"),
-        "warning": ("! ", "bold yellow"),
-        "conflict": ("⚡ ", "bold red"),
-    }
     for finding in findings(view):
-        sign, style = looks.get(finding.level, ("· ", "dim"))
+        sign, style = _LOOKS[finding.level]
         out.print(Text(sign + printable(finding.text), style=style))
     if view.rewards or view.component_advantages:
         out.print(_reward_table(view))
