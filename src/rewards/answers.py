@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 _MARK = re.compile(r"Answer:[ \t]*\\boxed\{")
 _BOX = "\\boxed{"
@@ -231,7 +230,7 @@ class _Pool:
 
 
 # By process: after a fork the pipes belong to the parent.
-_pools: dict[int, Any] = {}
+_pools: dict[int, _Pool] = {}
 _lock = threading.Lock()
 
 
@@ -239,6 +238,10 @@ def _pool() -> _Pool:
     with _lock:
         if os.getpid() not in _pools:
             _pools[os.getpid()] = _Pool(min(8, os.cpu_count() or 1))
-            atexit.register(_pools[os.getpid()].close)
-        pool: _Pool = _pools[os.getpid()]
-        return pool
+        return _pools[os.getpid()]
+
+
+@atexit.register
+def _close() -> None:
+    if os.getpid() in _pools:
+        _pools[os.getpid()].close()

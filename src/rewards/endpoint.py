@@ -80,7 +80,7 @@ class ChatEndpoint:
     model: str
     api_key: str | None = field(default=None, repr=False)
     temperature: float = 0.0
-    max_tokens: int = 1024
+    max_tokens: int = 4096
     timeout: float = 60.0
     retries: int = 4
     backoff: float = 0.5
@@ -181,8 +181,14 @@ class ChatEndpoint:
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
             client = httpx2.Client(timeout=self.timeout, limits=limits)
             _connections.setdefault(key, _Connection(client, threading.BoundedSemaphore(self.concurrency)))
-            atexit.register(client.close)
         return _connections[key]
+
+
+@atexit.register
+def _close() -> None:
+    for (process, *_), connection in _connections.items():
+        if process == os.getpid():  # a fork must not say goodbye on its parent's connections
+            connection.client.close()
 
 
 def _read(response: Any, end: float, timeout: float) -> bytes:

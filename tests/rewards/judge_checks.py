@@ -94,7 +94,7 @@ def check_retries() -> None:
 def check_bounds() -> None:
     """A slow, a dripping and an endless answer end."""
     quick = FAST | {"timeout": 0.3, "retries": 0}
-    for fault in (waits(2.0), drips(3.0)):
+    for fault in (waits(2.0), drips(2.0)):
         with serving(fault) as server:
             start = time.monotonic()
             assert refused(ChatEndpoint(server.url, "m", **quick)).status is None

@@ -94,6 +94,29 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.rglob("*.*")] == ["key.json"]
 
 
+FORK = r"""
+import os, sys
+from rewards.answers import verify_answer
+from rewards.endpoint import ChatEndpoint
+endpoint = ChatEndpoint(sys.argv[1], "m", retries=0)
+def ask():
+    assert endpoint.chat([{"role": "user", "content": "?"}]) == "yes"
+    assert verify_answer(r"Answer: \boxed{1/2}", "0.5", timeout=20.0)
+ask()
+child = os.fork()
+ask()
+if not child:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+ask()
+"""
+
+
+def test_a_fork_has_its_own_connections_and_processes() -> None:
+    with serving(says("yes")) as server:
+        subprocess.run([sys.executable, "-c", FORK, server.url], check=True, timeout=60)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.sampled_from(["<rating>", "</rating>", "<response_quality>", "</response_quality>", "good", "5", " "]))

@@ -8,6 +8,7 @@ import pytest
 
 from rewards.endpoint import EndpointError
 from tests.rewards import judge_checks as checks
+from tests.rewards import test_trl_rewards as trl
 from tests.rewards.mutants import mutated
 
 MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
@@ -61,6 +62,30 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "[sample.score for sample in samples if sample.score is not None]",
         "[sample.score or 0.0 for sample in samples]",
         checks.check_verdicts,
+    ),
+    "unscored is 0": (
+        "adapters.trl:_by_gold",
+        "rewards.append(None)",
+        "rewards.append(0.0)",
+        trl.test_scores_are_those_of_the_functions,
+    ),
+    "scores the completions": (
+        "adapters.trl:_rollouts",
+        "is None else messages",
+        "is None else completions",
+        trl.test_rollout_messages_go_before_completions,
+    ),
+    "no failures in the log": (
+        "judge:count_results",
+        "r.judge_failed for r",
+        "False for r",
+        trl.test_the_judge_sees_question_results_and_answer_side_by_side,
+    ),
+    "reasoning is the answer": (
+        "conversation:closing_answer",
+        'said.partition("<think>")[0]',
+        "text",
+        trl.test_conversations,
     ),
     "right keys are enough": ("baselines:_correct", "pair.hits", "pair.shared", checks.check_action),
     "pairs by nothing": ("baselines:action_score", "float(_correct(pair))", "0.0", checks.check_action),
