@@ -4,9 +4,8 @@ import importlib
 import inspect
 import re
 
-import pytest
-
 import credit
+import pytest
 
 PUBLIC = {
     "credit": [
@@ -90,24 +89,41 @@ PUBLIC = {
     ],
     "rewards": [
         "Accepted",
+        "ActionScore",
+        "ChatEndpoint",
+        "CompletenessJudge",
         "DeterministicMocker",
+        "EndpointError",
         "Gold",
         "GoldCall",
         "GoldError",
+        "GuardedScore",
+        "JudgeCounts",
+        "JudgeItem",
+        "JudgeResult",
+        "LLMMocker",
         "Mocker",
         "ParsedCalls",
+        "PlannerScore",
         "Problem",
         "ProcessScore",
         "ProcessWeights",
         "RowError",
+        "RuleJudge",
+        "SolvedJudge",
+        "SummaryJudge",
         "ToolCall",
         "ToolResponse",
         "ToolSchemaError",
         "ToolSet",
         "Trajectory",
+        "action_score",
         "answer_calls",
         "as_gold",
+        "count_results",
+        "guard_omission",
         "loose_match",
+        "outcome_reward",
         "parse_chat",
         "parse_hermes",
         "parse_llama3_json",
@@ -115,7 +131,9 @@ PUBLIC = {
         "parse_mistral",
         "parse_pythonic",
         "parse_qwen3_coder",
+        "parse_rating",
         "parse_tool_calls",
+        "planner_score",
         "process_score",
         "read_bfcl",
         "reference_rule",
@@ -125,6 +143,8 @@ PUBLIC = {
         "type_arguments",
         "unified_total",
         "validate_call",
+        "verify_answer",
+        "verify_answers",
     ],
 }
 

@@ -1,6 +1,9 @@
 """What a rollout earned, component by component. Imports no torch; adapters do."""
 
+from rewards.answers import outcome_reward, verify_answer, verify_answers
+from rewards.baselines import ActionScore, PlannerScore, action_score, planner_score
 from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls, register_format
+from rewards.endpoint import ChatEndpoint, EndpointError
 from rewards.formats import (
     parse_chat,
     parse_llama3_json,
@@ -11,36 +14,58 @@ from rewards.formats import (
     type_arguments,
 )
 from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
+from rewards.guard import GuardedScore, guard_omission
 from rewards.hermes import parse_hermes
+from rewards.judge import JudgeCounts, JudgeItem, JudgeResult, SummaryJudge, count_results, parse_rating
 from rewards.matching import loose_match
+from rewards.mocker import LLMMocker
 from rewards.outcomes import reference_rule, unified_total
 from rewards.process import ProcessScore, ProcessWeights, process_score
 from rewards.readers import read_bfcl, standard_types
 from rewards.rows import RowError
+from rewards.rule_judge import RuleJudge
 from rewards.schema import Problem, ToolSchemaError, ToolSet, validate_call
 from rewards.simulator import DeterministicMocker, Mocker, ToolResponse, answer_calls, simulate
 from rewards.trajectories import Trajectory
+from rewards.verdicts import CompletenessJudge, SolvedJudge
 
 __all__ = [
     "Accepted",
+    "ActionScore",
+    "ChatEndpoint",
+    "CompletenessJudge",
     "DeterministicMocker",
+    "EndpointError",
     "Gold",
     "GoldCall",
     "GoldError",
+    "GuardedScore",
+    "JudgeCounts",
+    "JudgeItem",
+    "JudgeResult",
+    "LLMMocker",
     "Mocker",
     "ParsedCalls",
+    "PlannerScore",
     "Problem",
     "ProcessScore",
     "ProcessWeights",
     "RowError",
+    "RuleJudge",
+    "SolvedJudge",
+    "SummaryJudge",
     "ToolCall",
     "ToolResponse",
     "ToolSchemaError",
     "ToolSet",
     "Trajectory",
+    "action_score",
     "answer_calls",
     "as_gold",
+    "count_results",
+    "guard_omission",
     "loose_match",
+    "outcome_reward",
     "parse_chat",
     "parse_hermes",
     "parse_llama3_json",
@@ -48,7 +73,9 @@ __all__ = [
     "parse_mistral",
     "parse_pythonic",
     "parse_qwen3_coder",
+    "parse_rating",
     "parse_tool_calls",
+    "planner_score",
     "process_score",
     "read_bfcl",
     "reference_rule",
@@ -58,4 +85,6 @@ __all__ = [
     "type_arguments",
     "unified_total",
     "validate_call",
+    "verify_answer",
+    "verify_answers",
 ]
