@@ -4,8 +4,9 @@ import importlib
 import inspect
 import re
 
-import credit
 import pytest
+
+import credit
 
 PUBLIC = {
     "credit": [
