@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 # depend on how deep the caller's own stack is, and the schema validator (native code) cannot overflow its stack.
 MAX_DEPTH = 128
 
-_SCALARS = (str, int, float, type(None))
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}"
@@ -68,13 +68,18 @@ class Decoded(NamedTuple):
 
 def depth_exceeds(value: object, limit: int = MAX_DEPTH) -> bool:
     """Whether lists and objects nest deeper than `limit`; iterative, so no depth can overflow it."""
+    if type(value) is dict and limit > 0 and _SCALARS.issuperset(map(type, value.values())):
+        return False
     level: list[Any] = [value]
     for _ in range(limit + 1):
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, _SCALARS):
+            kind = type(item)
+            if kind in _SCALARS:
                 continue
-            if isinstance(item, (list, tuple)):
+            if kind is dict:
+                inner.extend(item.values())
+            elif isinstance(item, (list, tuple)):
                 inner.extend(item)
             elif isinstance(item, Mapping):
                 inner.extend(item.values())

@@ -89,7 +89,7 @@ class ParsedCalls:
     @property
     def valid(self) -> tuple[ToolCall, ...]:
         """The attempts that are calls."""
-        return tuple(call for call in self.calls if call.status == "ok")
+        return tuple([call for call in self.calls if call.status == "ok"])
 
 
 FormatParser = Callable[[str, Think], ParsedCalls]
@@ -149,7 +149,7 @@ def parse_tool_calls(text: str, format: str = "hermes", think: Think = "reasonin
 
 def read_call(value: object) -> tuple[str, Mapping[str, Any], Status, str | None, tuple[str, ...]]:
     """Name, arguments, status, reason and notes of one decoded call."""
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         return "", {}, "not_an_object", f"a call is an object, not {type(value).__name__}", ()
     name = value.get("name")
     if not isinstance(name, str) or not name:
@@ -167,6 +167,6 @@ def read_call(value: object) -> tuple[str, Mapping[str, Any], Status, str | None
         arguments = None
     if arguments is None:
         return name, {}, "ok", None, notes
-    if not isinstance(arguments, Mapping):
+    if type(arguments) is not dict and not isinstance(arguments, Mapping):
         return name, {}, "invalid_arguments", f"arguments are {type(arguments).__name__}, not an object", notes
     return name, arguments, "ok", None, notes

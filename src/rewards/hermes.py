@@ -1,7 +1,6 @@
 """The Hermes/Qwen format: JSON between `<tool_call>` and `</tool_call>`."""
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from rewards._json import Decoded, decode_at, elements, skip_space
@@ -10,7 +9,7 @@ from rewards.calls import ParsedCalls, Status, Think, ToolCall, read_call, regis
 # No honest text comes near it; what matching and answering cost grows with the number of calls.
 MAX_ATTEMPTS = 4096
 
-_TAG = re.compile(r"</?tool_call>|</?think>")
+_TAG = re.compile(r"</?(?:tool_call|think)>")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOO_MANY = f"more than {MAX_ATTEMPTS} attempts in one text; the rest is not read"
 
@@ -47,7 +46,7 @@ def _values(text: str, start: int, room: int) -> tuple[list[Decoded], int]:
             window = text[base:end]
             continue
         at = skip_space(text, base + value.end)
-        found.append(value._replace(start=base + value.start, end=base + value.end))
+        found.append(Decoded(value.value, value.reason, base + value.start, base + value.end, value.whole, value.cut))
         if not value.whole:
             return found, _last_string(text, found[-1].start, found[-1].end)
     return found, at
@@ -77,8 +76,8 @@ def _attempts(text: str, block: _Block, end: int, closed: bool) -> list[ToolCall
             calls.append(ToolCall("", {}, failed, found.reason, span, block.number))
             continue
         listed = isinstance(found.value, list) and bool(found.value)
-        starts = elements(text, found.start) if listed else iter((found.start,))
-        for value, start in zip(found.value if listed else [found.value], starts):
+        values = zip(found.value, elements(text, found.start)) if listed else ((found.value, found.start),)
+        for value, start in values:
             if len(calls) > block.room:
                 calls[-1] = ToolCall("", {}, failed, _TOO_MANY, span, block.number)
                 return calls
@@ -86,7 +85,7 @@ def _attempts(text: str, block: _Block, end: int, closed: bool) -> list[ToolCall
             if not closed:
                 status, reason = "unclosed", "no closing tag"
             notes = (*notes, "list") if listed else notes
-            place = start if isinstance(value, Mapping) else -1
+            place = start if isinstance(value, dict) else -1
             calls.append(ToolCall(name, arguments, status, reason, span, block.number, notes, text, place))
     return calls
 

@@ -13,6 +13,8 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?", re.A
 # Python refuses to read longer integers, and "1e99999" written out would be one.
 _MOST_DIGITS = 4300
 _NONE: Mapping[str, Any] = {}
+# Types whose equal values match, whatever the schema. NaN is not equal to itself.
+_PLAIN = frozenset((str, int, float, bool))
 
 Schema = Mapping[str, Any] | bool | None
 _Key = tuple[str, Any]
@@ -50,10 +52,24 @@ def loose_match(predicted: Any, gold: Any, schema: Schema = None) -> bool:
     return _matches(predicted, as_value(gold), schema)
 
 
+def _same(predicted: Any, gold: Any) -> bool:
+    """True if they are equal scalars of one type, the usual case of a match; False decides nothing."""
+    kind = type(predicted)
+    if kind not in _PLAIN:
+        return False
+    if type(gold) is Accepted:
+        # A loop: a generator costs as much as the rest, and this runs for every argument.
+        for value in gold.values:  # noqa: SIM110
+            if type(value) is kind and value == predicted:
+                return True
+        return False
+    return type(gold) is kind and bool(gold == predicted)
+
+
 def _matches(predicted: Any, gold: Any, schema: Schema) -> bool:
     if isinstance(gold, Accepted):
         return any(_matches(predicted, value, schema) for value in gold.values)
-    if type(gold) is type(predicted) and isinstance(gold, (str, int)) and gold == predicted:
+    if _same(predicted, gold):
         return True
     if isinstance(gold, dict):
         return isinstance(predicted, Mapping) and _objects_match(predicted, gold, schema)
@@ -94,8 +110,7 @@ def _key(value: Any) -> _Key | None:
 
 
 def _objects_match(predicted: Mapping[str, Any], gold: Mapping[str, Any], schema: Schema) -> bool:
-    pair = compare_arguments(predicted, gold, schema)
-    return pair.shared == pair.hits == pair.expected and pair.extra == 0
+    return compare_arguments(predicted, gold, schema).exact
 
 
 class Pair(NamedTuple):
@@ -116,6 +131,11 @@ class Pair(NamedTuple):
     missed_required: int
 
     @property
+    def exact(self) -> bool:
+        """Every expected key was given and matches, and no other was given."""
+        return self.hits == self.shared == self.expected and not self.extra
+
+    @property
     def key(self) -> float:
         """Jaccard index of the key sets (SLCA eq. 25); both empty = 1."""
         union = self.expected + self.extra
@@ -133,12 +153,16 @@ def compare_arguments(predicted: Mapping[str, Any], gold: Mapping[str, Any], sch
     for key, value in gold.items():
         optional = isinstance(value, Accepted) and value.optional
         if key in predicted:
-            hit = _matches(predicted[key], value, _member(schema, key))
+            given = predicted[key]
+            hit = _same(given, value) or _matches(given, value, _member(schema, key))
             shared, hits, expected = shared + 1, hits + hit, expected + 1
             missed += not hit and not optional
         elif not optional and not (_is_null(value) and _may_be_missing(schema, key)):
             expected, missed = expected + 1, missed + 1
-    extra = sum(not (predicted[key] is None and _may_be_missing(schema, key)) for key in predicted if key not in gold)
+    extra = 0
+    if len(predicted) > shared:
+        surplus = [key for key in predicted if key not in gold]
+        extra = sum(not (predicted[key] is None and _may_be_missing(schema, key)) for key in surplus)
     return Pair(expected, shared, hits, extra, missed)
 
 
@@ -185,6 +209,8 @@ def best_pairs(pairs: Sequence[Sequence[Pair]], score: Callable[[Pair], float]) 
     rows, columns = len(pairs), len(pairs[0]) if pairs else 0
     if not rows or not columns:
         return []
+    if rows == columns == 1:
+        return [(0, 0)]
     if columns == 1:
         return [(max(range(rows), key=lambda i: score(pairs[i][0])), 0)]
     if rows == 1:

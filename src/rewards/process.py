@@ -170,7 +170,7 @@ def group_by_name(
     for call in predicted:
         if call.name in by_name:
             by_name[call.name][1].append(call)
-    schemas = {name: tools.parameters(name) if tools else None for name in by_name}
+    schemas = {name: None if tools is None else tools.parameters(name) for name in by_name}
     return [
         [[compare_arguments(p.arguments, g.arguments, schemas[name]) for p in ours] for g in theirs]
         for name, (theirs, ours) in by_name.items()
@@ -182,7 +182,7 @@ def all_exact(predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: To
     if len(predicted) != len(gold):
         return False
     for call, wanted in zip(predicted, gold):
-        schema = tools.parameters(wanted.name) if tools else None
+        schema = None if tools is None else tools.parameters(wanted.name)
         if call.name != wanted.name or not compare_arguments(call.arguments, wanted.arguments, schema).exact:
             return False
     return True

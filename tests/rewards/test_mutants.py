@@ -149,8 +149,8 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     # process score
     "format over opening tags only": (
         "process:_format",
-        "max(sum(step.num_open for step in steps), sum(step.num_close for step in steps))",
-        "sum(step.num_open for step in steps)",
+        "max(opened, closed)",
+        "max(opened, 1)",
         checks.check_process_parts,
     ),
     "format counts calls, not blocks": (
@@ -177,7 +177,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "return 1.0",
         checks.check_process_parts,
     ),
-    "names as sets": ("process:_common", "wanted[call.name] -= 1", "pass", checks.check_process_parts),
+    "names as sets": ("process:common_names", "wanted[call.name] -= 1", "pass", checks.check_process_parts),
     "parallel over all turns": (
         "process:first_step",
         "next((len(calls) for calls in steps if calls), 0)",
@@ -223,7 +223,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     # rule
     "rule: unbalanced tags pass": (
         "outcomes:reference_rule",
-        "== sum(step.num_close for step in steps)",
+        "== sum([step.num_close for step in steps])",
         "",
         checks.check_reference_rule,
     ),
@@ -235,14 +235,14 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "rule: names as sets": (
         "outcomes:reference_rule",
-        "Counter(call.name for call in predicted) != Counter(call.name for call in expected.flat)",
+        "not len(predicted) == len(expected.flat) == common_names(predicted, expected.flat)",
         "{call.name for call in predicted} != {call.name for call in expected.flat}",
         checks.check_reference_rule,
     ),
     "rule: one right call is enough": (
         "outcomes:reference_rule",
-        "return all(",
-        "return any(",
+        "or all(",
+        "or any(",
         checks.check_reference_rule,
     ),
     # simulator
