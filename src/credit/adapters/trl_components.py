@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from credit._safe import select
 from credit.advantages import dense_ids
 from credit.rules import CreditRule
 
@@ -47,13 +48,23 @@ class RewardPlan:
 
         Returns:
             one reward for each component and row, NaN where absent.
+
+        Raises:
+            ValueError: infinities leave a component without a sum; as NaN the row would pass for an absent one.
         """
         scored = ~rewards.isnan()
         filled = torch.where(scored, rewards, _group_means(rewards, group))
         # Not a matrix product, in which equal rows may come out different by a bit.
         weights = self.weights.to(rewards)
-        totals = (filled.unsqueeze(-1) * weights).sum(dim=1)
+        # Selected, not multiplied by 0: an infinity in a function that does not count would make a NaN of the total.
+        totals = select(weights != 0, filled.unsqueeze(-1) * weights).sum(dim=1)
         present = (scored.unsqueeze(-1) & (weights != 0)).any(dim=1)
+        if bool((present & totals.isnan()).any()):
+            row, column = (present & totals.isnan()).nonzero()[0].tolist()
+            raise ValueError(
+                f"components[{self.components[column]!r}] of row {row} has no sum, because reward functions returned "
+                f"infinities: {rewards[row].tolist()}; return None where there is no score"
+            )
         totals = torch.where(present, totals, torch.nan)
         return dict(zip(self.components, totals.unbind(dim=1)))
 

@@ -155,3 +155,18 @@ def test_learnable_mask_of_padded_tool_mask():
     completion, tool = torch.tensor([[1, 1, 1, 0]]), torch.tensor([[1, 0, 1, 1]])
     assert learnable_mask({"completion_mask": completion, "tool_mask": tool}).tolist() == [[True, False, True, False]]
     assert learnable_mask({"completion_mask": completion}).tolist() == [[True, True, True, False]]
+
+
+def test_an_infinity_stays_in_the_components_of_its_function():
+    """A product with weight 0 would make NaN of it, and the other component would silently be absent."""
+    plan = reward_plan({"tool": [first, second], "summary": [third]}, {"tool": [1.0, 0.0]})
+    rewards = torch.tensor([[1.0, math.inf, 5.0], [2.0, NAN, 6.0], [3.0, -math.inf, 7.0], [4.0, 0.0, 8.0]])
+    named = plan(rewards, ONE_GROUP)
+    assert named["tool"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert named["summary"].tolist() == [5.0, 6.0, 7.0, 8.0]
+
+
+def test_infinities_without_a_sum_are_named():
+    plan = reward_plan({"tool": [first, second], "summary": [third]})
+    with pytest.raises(ValueError, match=r"components\['tool'\] of row 1.*infinities: \[inf, -inf, 1\.0\]"):
+        plan(torch.tensor([[1.0, 1.0, 1.0], [math.inf, -math.inf, 1.0]]), ONE_GROUP[:2])
