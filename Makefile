@@ -31,8 +31,10 @@ bench: $(VENV)/.peers
 wheel: $(VENV)/.dev
 	$(PY) -m build --wheel
 
-# torch first and pinned: a plain `torch`, pulled in by another package, may be a CUDA build of several gigabytes.
+# torch first and pinned, so that no other package chooses its build. PyPI's build for Linux brings CUDA, several
+# gigabytes; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu takes the small one.
 $(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python %d.%d is too old for TRL: make PYTHON=python3.11, or newer" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PIP) $$(grep '^torch==' constraints.txt)
