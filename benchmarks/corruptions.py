@@ -53,14 +53,13 @@ def _value(fits: Callable[[Any], bool], change: Callable[[Any], Any], listed: tu
         found = []
         for index, key, accepted in _sites(calls, row, fits):
             new = change(calls[index]["arguments"][key])
-            same = any(type(new) is type(old) and new == old for old in accepted)
-            if not same and _has_enum(row, calls[index]["name"], key) in listed:
+            # As text: [1] and [1.0] are equal to Python.
+            if json.dumps(new) not in map(json.dumps, accepted) and _has_enum(row, calls[index]["name"], key) in listed:
                 found.append((index, key, new))
-        if not found:
-            return None
-        index, key, new = rng.choice(found)
-        calls[index]["arguments"][key] = new
-        return Case([calls])
+        if found:
+            index, key, new = rng.choice(found)
+            calls[index]["arguments"][key] = new
+        return Case([calls]) if found else None
 
     return make
 
@@ -181,6 +180,10 @@ def _exchanged(calls: list[Call], row: BfclRow) -> Case | None:
     return None
 
 
+def _reordered(calls: list[Call], row: BfclRow) -> Case | None:
+    return Case([calls[::-1]]) if calls[::-1] != calls else None
+
+
 def _spread(row: BfclRow, rng: random.Random) -> Case | None:
     """Gold wants one call a step, and all were made in the first."""
     return Case([row.answer], gold=[[call] for call in row.gold[0]]) if len(row.answer) > 1 else None
@@ -207,7 +210,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "gold": Corruption("TTT", lambda row, rng: Case([row.answer])),
     "optional arguments given": Corruption("TTT", _filled(0, optional=True)),
     "last accepted values": Corruption("TTT", _filled(-1, optional=False)),
-    "reordered calls": Corruption("TTT", _calls(2, lambda calls, row: Case([calls[::-1]]))),
+    "reordered calls": Corruption("TTT", _calls(2, _reordered)),
     "calls listed in one tag": Corruption("TTT", _calls(2, lambda calls, row: Case([calls], one_tag=True))),
     "changed case": Corruption("TTT", _value(_is(str), str.swapcase, FREE)),
     "space around text": Corruption("TTT", _value(_is(str), lambda value: f" {value} ", FREE)),
