@@ -1,0 +1,74 @@
+"""What a router's forward hook does while a forward is recorded, and while a micro-batch is bound."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from moe_routing.adapters.routers import RouterSite
+from moe_routing.adapters.stash import Stash
+from moe_routing.adapters.tables import RoutingTables
+from moe_routing.fields import check_tokens
+from moe_routing.hooks import Report, RouterInjection
+from moe_routing.information import turn_usage
+from moe_routing.router import router_probs
+
+
+@dataclass
+class Recording:
+    """Keeps the usage of each field at each router.
+
+    Stored by layer, not added: the second run of a checkpointed router puts the same value in the same place.
+    """
+
+    field: Int[Tensor, " tokens"]
+    num_fields: int
+    usage: dict[int, Tensor] = dataclass_field(default_factory=dict)
+
+    def visit(self, layer: int, site: RouterSite, logits: Float[Tensor, "..."], output: Any) -> None:
+        """Called with the logits of one router that just ran."""
+        flat = logits.detach().reshape(-1, logits.shape[-1])
+        check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
+        probs = router_probs(flat, site.activation)
+        self.usage[layer], _ = turn_usage(probs, self.field.to(flat.device), self.num_fields)
+
+
+@dataclass
+class Binding:
+    """Puts the injection of one micro-batch on the logits of every router that runs."""
+
+    field: Int[Tensor, " tokens"]
+    tables: RoutingTables
+    settings: Callable[..., RouterInjection]
+    report: Report
+    seen: bool = False
+
+    def visit(self, layer: int, site: RouterSite, logits: Float[Tensor, "..."], output: Any) -> None:
+        """Called with the logits of one router that just ran."""
+        self.seen = True
+        if not logits.requires_grad:  # no gradient will come: evaluation, or a reentrant checkpoint's first pass
+            return
+        tokens = logits.numel() // logits.shape[-1]
+        check_tokens("field", self.field, tokens, f"the logits of {site.name} {tuple(logits.shape)}")
+        if self.tables.gate == 0:  # no hook at all: the backward pass is the baseline's
+            return
+        stash = Stash(logits, site.selected(output, logits))
+        logits.register_hook(lambda grad: self._steer(layer, site, stash, grad))  # type: ignore[no-untyped-call]
+
+    def _steer(self, layer: int, site: RouterSite, stash: Stash, grad: Tensor) -> Tensor:
+        logits, selected = stash.tensors()
+        device = logits.device
+        injection = self.settings(
+            field=self.field.to(device),
+            control=self.tables.control[layer].to(device),
+            selected=selected,
+            num_pairs=self.tables.num_pairs.to(device),
+            gate=self.tables.gate,
+            activation=site.activation,
+        )
+        if isinstance(injection.scale, Tensor):
+            injection = replace(injection, scale=injection.scale.to(device))
+        return injection(logits, grad, self.report)

@@ -1,0 +1,91 @@
+"""From recorded usage to the tables that steer a step: the part of the adapter that knows no model."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from credit._safe import require_shape, select
+from moe_routing.fields import FieldKind, count_pairs
+from moe_routing.information import TurnStatistics
+from moe_routing.sums import all_reduce_sums
+from moe_routing.turns import turn_control
+
+KINDS = (FieldKind.THINK, FieldKind.TOOL)
+
+
+@dataclass(frozen=True)
+class RoutingTables:
+    """What every router needs to steer one step; row ``f`` of ``control`` belongs to field id ``f``.
+
+    Attributes:
+        num_pairs: within-field pairs of the whole batch on all ranks.
+        gate: 1.0 when the control acts, else 0.0.
+        information: ``I(E; Y_o)`` per layer and operation, by kind of field.
+        num_turns: turns of each kind.
+    """
+
+    control: Float[Tensor, "layers fields experts"]
+    num_pairs: Int[Tensor, ""]
+    gate: float
+    information: dict[str, Float[Tensor, "layers operations"]]
+    num_turns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RoutingRecord:
+    """Sums over the recorded forwards; records of micro-batches add up."""
+
+    statistics: tuple[TurnStatistics, ...]
+    tokens: Int[Tensor, " fields"]
+    num_pairs: Int[Tensor, ""]
+    labels: Bool[Tensor, "fields operations"]
+    kind: Int[Tensor, " fields"]
+
+    @classmethod
+    def of(
+        cls,
+        usage: Float[Tensor, "layers fields experts"],
+        field: Int[Tensor, " tokens"],
+        labels: Bool[Tensor, "fields operations"],
+        kind: Int[Tensor, " fields"],
+    ) -> "RoutingRecord":
+        """The record of one forward.
+
+        Raises:
+            ValueError: if ``kind`` or ``labels`` has another number of fields than ``usage``.
+        """
+        fields = usage.shape[-2]
+        require_shape("kind", kind, (fields,), f"labels of shape {tuple(labels.shape)}")
+        field, labels, kind = (x.to(usage.device) for x in (field, labels, kind))
+        tokens = torch.bincount(field[field >= 0].long(), minlength=fields)
+        statistics = tuple(TurnStatistics.from_usage(usage, labels, (tokens > 0) & (kind == k)) for k in KINDS)
+        return cls(statistics, tokens, count_pairs(field), labels, kind)
+
+    def __add__(self, other: "RoutingRecord") -> "RoutingRecord":
+        if not (torch.equal(self.labels, other.labels) and torch.equal(self.kind, other.kind)):
+            raise ValueError("labels and kind number the fields of the whole batch: they must not change between calls")
+        return replace(
+            self,
+            statistics=tuple(a + b for a, b in zip(self.statistics, other.statistics)),
+            tokens=self.tokens + other.tokens,
+            num_pairs=self.num_pairs + other.num_pairs,
+        )
+
+    def tables(self, gate: float = 1.0, process_group: Any = None) -> RoutingTables:
+        """Add up over ranks, then the control rows of this rank's fields, each from the statistics of its kind."""
+        statistics = [part.reduce(process_group) for part in self.statistics]
+        (num_pairs,) = all_reduce_sums([self.num_pairs.double()], process_group)
+        rows = [
+            turn_control(part.pmi(), self.labels, select(self.kind == k, self.tokens), part.num_turns)
+            for k, part in zip(KINDS, statistics)
+        ]
+        return RoutingTables(
+            control=sum(rows[1:], rows[0]).float(),
+            num_pairs=num_pairs.long(),
+            gate=gate,
+            information={k.name.lower(): part.information() for k, part in zip(KINDS, statistics)},
+            num_turns={k.name.lower(): int(part.num_turns) for k, part in zip(KINDS, statistics)},
+        )
