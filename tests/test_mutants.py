@@ -352,7 +352,7 @@ add(
     "GRPO",
     alpha_ignored=('[[self.alpha if name == "tool" else 1.0]', "[[1.0]"),
     alpha_on_the_summary=('[[self.alpha if name == "tool" else 1.0]', '[[self.alpha if name == "summary" else 1.0]'),
-    tool_only=("_matrix([[1.0], [1.0]], advantage)", "_matrix([[1.0], [0.0]], advantage)"),
+    tool_only=("return [[1.0], [1.0]]", "return [[1.0], [0.0]]"),
     rows_without_tokens_counted=("learnable = learns(segments)", "learnable = (segments >= -1).any(dim=1)"),
 )
 add(

@@ -48,9 +48,15 @@ class CreditRule(Protocol):
         """Credit per token; ``omitted`` marks the rows on which the omission guard acted."""
 
 
+_Rewards = Mapping[str, Float[Tensor, " batch"]]
+_Group = Int[Tensor, " batch"]
+_Segments = Int[Tensor, "batch tokens"]
+_Rows = Shaped[Tensor, " batch"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """Normalisation shared by the rules; the fields are those of :func:`group_advantage`."""
+    """What the rules share: a matrix on normalised components. The fields are those of :func:`group_advantage`."""
 
     eps: float = 1e-6
     correction: int = 1
@@ -58,6 +64,19 @@ class _Rule:
     min_size: int = 2
 
     components: ClassVar[tuple[str, ...]] = ("tool", "summary")
+
+    def __call__(
+        self,
+        rewards: Mapping[str, Float[Tensor, " batch"]],
+        group: Int[Tensor, " batch"],
+        segments: Int[Tensor, "batch tokens"],
+        *,
+        omitted: Shaped[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch tokens"]:
+        """Credit per token; see :class:`CreditRule`."""
+        advantages = self._advantages(rewards, group, segments, omitted)
+        weights = torch.tensor(self._weights(), dtype=advantages.dtype, device=advantages.device)
+        return assign_credit(advantages, segments, weights)
 
     def _normalise(
         self, name: str, rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
@@ -74,12 +93,7 @@ class _Rule:
             min_size=self.min_size,
         )
 
-    def _read(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        segments: Int[Tensor, "batch tokens"],
-        needed: Sequence[str],
-    ) -> list[Float[Tensor, " batch"]]:
+    def _read(self, rewards: _Rewards, segments: _Segments, needed: Sequence[str]) -> list[Float[Tensor, " batch"]]:
         unknown = [name for name in rewards if name not in self.components]
         missing = [name for name in needed if name not in rewards]
         if unknown or missing:
@@ -92,12 +106,9 @@ class _Rule:
             require_floating(f"rewards[{name!r}]", values)
         return [rewards[name] for name in needed]
 
-    def _separate(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch 2"]:
+    def _advantages(
+        self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
+    ) -> Float[Tensor, "batch components"]:
         """Tool and summary advantages, each normalised over the rows that have its segment (SLCA eq. 18)."""
         tool, summary = self._read(rewards, segments, ("tool", "summary"))
         return torch.stack(
@@ -108,9 +119,9 @@ class _Rule:
             dim=-1,
         )
 
-
-def _matrix(rows: Sequence[Sequence[float]], like: Float[Tensor, "..."]) -> Float[Tensor, "segments components"]:
-    return torch.tensor(rows, dtype=like.dtype, device=like.device)
+    def _weights(self) -> list[list[float]]:
+        """Row ``s``: how much of each component segment ``s`` receives."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -132,14 +143,9 @@ class GRPO(_Rule):
 
     alpha: float = 1.0
 
-    def __call__(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-        *,
-        omitted: Shaped[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens"]:
+    def _advantages(
+        self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
+    ) -> Float[Tensor, "batch components"]:
         names = [name for name in self.components if name in rewards] or self.components
         parts = torch.stack(self._read(rewards, segments, names))
         learnable = learns(segments)
@@ -148,9 +154,11 @@ class GRPO(_Rule):
         # Summed wide: half precision would lose the small component beside the large one.
         ratio = [[self.alpha if name == "tool" else 1.0] for name in names]
         wide = parts.to(statistics_dtype(parts))
-        total = (_matrix(ratio, wide) * wide).sum(0)
-        advantage = self._normalise("total", total, group, learnable).to(parts.dtype)
-        return assign_credit(advantage[:, None], segments, _matrix([[1.0], [1.0]], advantage))
+        total = (wide.new_tensor(ratio) * wide).sum(0)
+        return self._normalise("total", total, group, learnable).to(parts.dtype)[:, None]
+
+    def _weights(self) -> list[list[float]]:
+        return [[1.0], [1.0]]
 
 
 @dataclass(frozen=True)
@@ -174,20 +182,18 @@ class SLCA(_Rule):
     summary: float = 1.0
     summary_branch: bool = True
 
-    def __call__(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-        *,
-        omitted: Shaped[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens"]:
-        advantages = self._separate(rewards, group, segments)
+    def _advantages(
+        self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
+    ) -> Float[Tensor, "batch components"]:
+        advantages = super()._advantages(rewards, group, segments, omitted)
         if not self.summary_branch:
             marked = torch.zeros_like(group, dtype=torch.bool) if omitted is None else as_mask(omitted)
             require_shape("omitted", marked, tuple(group.shape), "group")
             advantages = torch.stack([advantages[:, 0], select(marked, advantages[:, 1])], dim=-1)
-        return assign_credit(advantages, segments, _matrix([[self.tool, 0.0], [0.0, self.summary]], advantages))
+        return advantages
+
+    def _weights(self) -> list[list[float]]:
+        return [[self.tool, 0.0], [0.0, self.summary]]
 
 
 @dataclass(frozen=True)
@@ -208,23 +214,20 @@ class ToolPO(_Rule):
 
     components: ClassVar[tuple[str, ...]] = ("global", "local")
 
-    def __call__(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-        *,
-        omitted: Shaped[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens"]:
+    def _advantages(
+        self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
+    ) -> Float[Tensor, "batch components"]:
         outcome, action = self._read(rewards, segments, ("global", "local"))
-        advantages = torch.stack(
+        return torch.stack(
             [
                 self._normalise("global", outcome, group, learns(segments)),
                 self._normalise("local", action, group, has_segment(segments, Segment.TOOL)),
             ],
             dim=-1,
         )
-        return assign_credit(advantages, segments, _matrix([[1.0, self.local], [1.0, 0.0]], advantages))
+
+    def _weights(self) -> list[list[float]]:
+        return [[1.0, self.local], [1.0, 0.0]]
 
 
 @dataclass(frozen=True)
@@ -243,17 +246,14 @@ class RLTR(_Rule):
 
     components: ClassVar[tuple[str, ...]] = ("tool",)
 
-    def __call__(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-        *,
-        omitted: Shaped[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens"]:
+    def _advantages(
+        self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
+    ) -> Float[Tensor, "batch components"]:
         (tool,) = self._read(rewards, segments, ("tool",))
-        advantage = self._normalise("tool", tool, group, has_segment(segments, Segment.TOOL))
-        return assign_credit(advantage[:, None], segments, _matrix([[1.0], [0.0]], advantage))
+        return self._normalise("tool", tool, group, has_segment(segments, Segment.TOOL))[:, None]
+
+    def _weights(self) -> list[list[float]]:
+        return [[1.0], [0.0]]
 
 
 @dataclass(frozen=True)
@@ -276,14 +276,5 @@ class SupportControl(_Rule):
     summary_to_tool: bool = False
     tool_to_summary: bool = False
 
-    def __call__(
-        self,
-        rewards: Mapping[str, Float[Tensor, " batch"]],
-        group: Int[Tensor, " batch"],
-        segments: Int[Tensor, "batch tokens"],
-        *,
-        omitted: Shaped[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch tokens"]:
-        advantages = self._separate(rewards, group, segments)
-        rows = [[1.0, float(self.summary_to_tool)], [float(self.tool_to_summary), 1.0]]
-        return assign_credit(advantages, segments, _matrix(rows, advantages))
+    def _weights(self) -> list[list[float]]:
+        return [[1.0, float(self.summary_to_tool)], [float(self.tool_to_summary), 1.0]]
