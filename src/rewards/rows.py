@@ -1,11 +1,15 @@
-"""What every reader of rows shares: lines of JSON, and the report of a malformed one."""
+"""What every reader of rows shares: JSON lines or a JSON array, row by row, and the report of a malformed one."""
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+_CHUNK = 1 << 16
+Rows = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,64 @@ def read_lines(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
                 yield number, row
             else:
                 on_error(RowError(str(file), number, "row", f"expected an object, got {type(row).__name__}"))
+
+
+def read_rows(rows: Rows, on_error: Report) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+    """File, its short name, line and object of each row of a file, or of rows that are in memory already.
+
+    A file that begins with `[` is one JSON array, read element by element; any other is JSON lines. A fault in an array
+    ends it, for nothing says where the next element begins; a fault in a line ends the line.
+    """
+    if not isinstance(rows, (str, PathLike)):
+        for index, row in enumerate(rows, start=1):
+            if isinstance(row, Mapping):
+                yield "rows", "rows", index, row
+            else:
+                on_error(RowError("rows", index, "row", f"expected an object, got {type(row).__name__}"))
+        return
+    file = Path(rows)
+    with file.open(encoding="utf-8", errors="replace") as text:
+        is_array = _first_sign(text) == "["
+    for line, row in read_array(file, on_error) if is_array else read_lines(file, on_error):
+        yield str(file), file.name, line, row
+
+
+def _first_sign(text: TextIO) -> str:
+    while sign := text.read(1):
+        if not sign.isspace() and sign != "\ufeff":
+            # A line may hold a list too, and then it is a malformed row: an array's first element is an object.
+            rest = text.read(256).lstrip() if sign == "[" else ""
+            return sign if sign != "[" or rest[:1] in ("{", "]", "") else "?"
+    return ""
+
+
+def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of a file that holds one JSON array, with the lines where they begin; never the whole file."""
+    decoder = json.JSONDecoder()
+    with file.open(encoding="utf-8", errors="replace") as text:
+        buffer, line, size = text.read(_CHUNK).lstrip("\ufeff"), 1, _CHUNK
+        line += buffer[: buffer.index("[")].count("\n")
+        buffer = buffer[buffer.index("[") + 1 :]
+        while True:
+            rest = buffer.lstrip(" \t\r\n,")
+            line += buffer[: len(buffer) - len(rest)].count("\n")
+            buffer = rest
+            if buffer.startswith("]"):
+                return
+            try:
+                row, end = decoder.raw_decode(buffer)
+            except (ValueError, RecursionError) as error:
+                # The element may go on beyond the buffer. Twice as much each time, so a long one costs linear time.
+                more = text.read(size)
+                if not more:
+                    on_error(RowError(str(file), line, "row", f"not JSON, and the rest is not read: {error}"))
+                    return
+                buffer, size = buffer + more, 2 * size
+                continue
+            size = _CHUNK
+            if isinstance(row, dict):
+                yield line, row
+            else:
+                on_error(RowError(str(file), line, "row", f"expected an object, got {type(row).__name__}"))
+            line += buffer[:end].count("\n")
+            buffer = buffer[end:]

@@ -1,4 +1,4 @@
-"""Rows as they lie on disk. A malformed row is reported with its file and line, and the rest goes on."""
+"""BFCL: questions with tools, and gold calls with several accepted values."""
 
 from collections.abc import Iterator, Mapping
 from os import PathLike
