@@ -138,7 +138,7 @@ def _answering(own_tools: bool, turns: int) -> dict[str, Any]:
 
 
 def collect(trainer: Any, rows: Sequence[dict[str, Any]], *, copies: int, seed: int) -> Batch:
-    """Sample `copies` rollouts of each row from the trainer's model, as one batch; training state is untouched.
+    """Sample `copies` rollouts of each row from the trainer's model, as one batch; no parameter is changed.
 
     Args:
         trainer: of `make_trainer`.

@@ -117,6 +117,13 @@ def test_without_a_completion_mask_environment_and_padding_are_not_told_apart():
     assert token_credit(["a", "b"], segments=[0, -1], advantages=[1, 0]).reasons == ("", "outside the mask")
 
 
+def test_one_advantage_a_row_is_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r"advantages\['GRPO'\] has shape \(2,\), but segments asks for \(2, 1\)"):
+        batch_token_credit(
+            [["a"], ["b"]], segments=torch.tensor([[1], [1]]), advantages={"GRPO": torch.tensor([1.0, -1.0])}
+        )
+
+
 @pytest.mark.parametrize("reason", ["truncated", "aborted"])
 def test_a_dropped_row_says_why_even_when_its_masks_were_emptied(reason):
     kept = token_credit(

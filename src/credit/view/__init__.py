@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from credit._safe import require_shape
 from credit.view.data import TokenCredit, token_credit
 from credit.view.html import render_html
 from credit.view.terminal import print_credit
@@ -57,7 +58,8 @@ def batch_token_credit(
         One view for each row asked for.
 
     Raises:
-        ValueError: when `tokens`, `rewards` or `group` have another number of rows than `segments`.
+        ValueError: when `tokens`, `rewards` or `group` have another number of rows than `segments`, or advantages
+            another shape.
 
     Reference: ours.
 
@@ -81,6 +83,9 @@ def batch_token_credit(
     for name, value in named.items():
         if len(value) != len(segments):
             raise ValueError(f"{name} has {len(value)} rows, segments {tuple(segments.shape)}")
+    for rule, credit in rules.items():
+        if isinstance(credit, torch.Tensor):
+            require_shape(f"advantages[{rule!r}]", credit, tuple(segments.shape), "segments")
     views = []
     for row in range(len(segments)) if rows is None else rows:
         arguments: dict[str, Any] = {name: value[row] for name, value in (per_row or {}).items()}
