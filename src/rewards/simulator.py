@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rewards._json import canonical, depth_exceeds
 from rewards.calls import ToolCall, parse_tool_calls
+from rewards.formats.qwen_xml import type_arguments
 from rewards.process import Tools
 from rewards.schema import Problem, as_call, as_toolset, schema_error
 
@@ -121,6 +122,7 @@ def answer_calls(
     mocker: Mocker = DeterministicMocker(),  # frozen
     validate: bool = True,
     max_workers: int = 8,
+    format: str = "hermes",
 ) -> list[ToolResponse]:
     """Answer every call of one assistant text, in order; the calls run side by side.
 
@@ -132,6 +134,7 @@ def answer_calls(
         mocker: answers valid calls; must be safe to call from several threads.
         validate: as in `simulate`.
         max_workers: calls that run at once.
+        format: the format of the calls, as in `parse_tool_calls`.
 
     Returns:
         One answer for each attempt in the text, each with the name of its tool.
@@ -144,7 +147,8 @@ def answer_calls(
 
     Reference: SLCA section 3.4; the concurrency is ours.
     """
-    calls, toolset = parse_tool_calls(text).calls, as_toolset(tools)
+    toolset = as_toolset(tools)
+    calls = type_arguments(parse_tool_calls(text, format), toolset).calls
 
     def answer(call: ToolCall) -> ToolResponse:
         return simulate(call, toolset, mocker, validate)

@@ -140,6 +140,7 @@ def check_broken_calls() -> None:
 
 def check_a_broken_block_does_not_swallow_the_next() -> None:
     assert names('[TOOL_CALLS]f[ARGS]{"a": "x}[TOOL_CALLS]g[ARGS]{}', "mistral") == ["g"]
+    assert names('[TOOL_CALLS]f[ARGS]{"a": "x}[TOOL_CALLS]g[ARGS]{"b": 1}', "mistral") == ["g"]
     assert names('<|python_tag|>{"name": "f}<|python_tag|>{"name": "g"}', "llama3_json") == ["g"]
     whole = write([{"name": "g", "arguments": {}}], "qwen3_coder")
     assert names("<tool_call><function=f><parameter=a>" + whole, "qwen3_coder") == ["g"]
