@@ -21,26 +21,27 @@ class Example:
 
 
 def encode(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokenizer: Any) -> Example:
-    """Render a conversation once and mark its tokens.
+    """Render a conversation and mark its tokens.
 
-    Trained: every assistant token, the end of turn included. Protocol: see `tool_call_format_spans`.
+    Trained: every assistant token, the end of turn included. Protocol: those of `credit.adapters.sft_format`, as
+    `FormatSFTTrainer` counts them.
     """
     from trl.chat_template_utils import get_training_chat_template
 
     from credit.adapters.sft_format import format_mask
 
-    template: dict[str, Any] = {"tools": tools or None, "chat_template": get_training_chat_template(tokenizer)}
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **template)
+    options = {"tools": tools or None, "chat_template": get_training_chat_template(tokenizer)}
     rendered = tokenizer.apply_chat_template(
         messages,
         return_dict=True,
         return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True},
-        **template,
+        **options,
     )
-    trained = rendered["assistant_masks"]
-    protocol = format_mask(text, rendered["offset_mapping"], trained)
-    return Example(rendered["input_ids"], list(map(bool, trained)), list(map(bool, protocol)))
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    written = rendered["assistant_masks"]
+    protocol = format_mask(text, rendered["offset_mapping"], written)
+    return Example(rendered["input_ids"], [bool(token) for token in written], [bool(token) for token in protocol])
 
 
 def train(
