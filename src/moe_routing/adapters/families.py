@@ -69,6 +69,7 @@ class RouterFamily:
             tensor.
         attach: path from the recorded module to the router, where the library records an enclosing block.
         routers: names of the recorded classes to take, where a router is recorded under two classes.
+        limits: where the control of the family ends in an error.
         refused: why the family cannot be controlled; empty when it can.
     """
 
@@ -78,6 +79,7 @@ class RouterFamily:
     source: str = ""
     attach: str = ""
     routers: tuple[str, ...] = ()
+    limits: str = ""
     refused: str = ""
 
     def activation_of(self, router: nn.Module, config: Any) -> Activation:
@@ -108,7 +110,7 @@ _FAMILIES: dict[str, str] = {
     "softmax, selection limited to groups": "mistral4 mistral_large4",
     "softmax, selection bias": "ernie4_5_moe longcat_flash",
     "softmax over the top-k": (
-        "gpt_oss granitemoe granitemoe_swa granitemoehybrid granitemoeshared aria openai_privacy_filter"
+        "granitemoe granitemoe_swa granitemoehybrid granitemoeshared aria openai_privacy_filter"
     ),
     "softmax over the top-k, with a backward pass of its own (sparsemixer)": "phimoe",
     "sigmoid, selection bias, selection limited to groups": (
@@ -128,18 +130,29 @@ FAMILIES: dict[str, RouterFamily] = {
 } | {
     "cohere2_moe": RouterFamily("softmax or sigmoid over the top-k, by config", "expert_selection_fn"),
     "inkling2": RouterFamily("score function by config, selection bias", "scoring_func"),
-    "deepseek_v4": RouterFamily("score function by config, selection bias; hash layers have none", "scoring_func"),
+    "deepseek_v4": RouterFamily(
+        "score function by config, selection bias; hash layers are not recorded",
+        "scoring_func",
+        limits="only with `scoring_func` softmax or sigmoid; the default, sqrtsoftplus, is refused",
+    ),
+    "gpt_oss": RouterFamily("softmax over the top-k", limits="not with fused mxfp4 experts, which bypass the router"),
     "llama4": RouterFamily("sigmoid of the top-k", "sigmoid", highest_logits),
     "jetmoe": RouterFamily(
         "softmax over the top-k; attention experts too", selected=highest_logits, routers=("JetMoeTopKGating",)
     ),
     "dbrx": RouterFamily("softmax; a bare tensor is recorded", selected=highest_logits),
     "switch_transformers": RouterFamily("softmax, top-1 with capacity", selected=one_hot_dispatch),
-    "nllb_moe": RouterFamily("softmax, top-2 with capacity", selected=positive_weights),
+    "nllb_moe": RouterFamily(
+        "softmax, top-2 with capacity", selected=positive_weights, limits="not with `second_expert_policy` sampling"
+    ),
     "gemma4": RouterFamily("softmax; probabilities are recorded", source="proj"),
     "diffusion_gemma": RouterFamily("softmax; probabilities are recorded", source="proj"),
     "zaya": RouterFamily("softmax, selection bias; a view is recorded", selected=biased_softmax, source="router_mlp"),
-    "ernie4_5_vl_moe": RouterFamily("softmax, selection bias; a view is recorded", attach="text_moe.gate"),
+    "ernie4_5_vl_moe": RouterFamily(
+        "softmax, selection bias; a view is recorded",
+        attach="text_moe.gate",
+        limits="text only: images split the tokens over two routers",
+    ),
     "doge": RouterFamily(
         "softmax over product keys",
         refused="its scores are sums of two keys, so no tensor holds one logit per expert",

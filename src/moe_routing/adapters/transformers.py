@@ -39,13 +39,20 @@ class RoutingControl:
 
     Reference: paper sections 3.1 to 3.3 and algorithm 1.
 
-    >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel  # doctest: +SKIP
-    >>> with RoutingControl(Qwen3MoeModel(config)) as control:  # doctest: +SKIP
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
+    >>> model = Qwen3MoeModel(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4))
+    >>> ids, field = torch.arange(16).reshape(8, 2), torch.arange(8)[:, None].expand(8, 2)
+    >>> labels, kind = torch.tensor([[True], [False]]).repeat(4, 1), torch.zeros(8, dtype=torch.long)
+    >>> with RoutingControl(model) as control:
     ...     with torch.no_grad(), control.record(field, labels, kind):
-    ...         model(input_ids)
-    ...     tables = control.tables(entropy=0.1)
+    ...         _ = model(ids)
+    ...     tables = control.tables()
     ...     with control.bind(field, tables):
-    ...         loss_of(model(input_ids)).backward()
+    ...         model(ids).last_hidden_state.sum().backward()
+    >>> tables.control.shape, int(tables.num_pairs)
+    (torch.Size([1, 8, 4]), 8)
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def forward(model: nn.Module, ids: Tensor) -> Tensor:
     config: Any = model.config
     extra = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
     hidden: Tensor = model(input_ids=ids, use_cache=False, **extra)[0]
-    weight = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weight = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2)).double()
     return (hidden * weight.to(hidden.dtype)).tanh().sum()
 
 
@@ -99,6 +99,10 @@ def recorded_logits(output: Any, index: int, probabilities: bool) -> Tensor:
     z = output[index] if isinstance(output, tuple) else output
     z = z.reshape(-1, z.shape[-1])
     return z.log() if probabilities else z
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:

@@ -3,21 +3,31 @@
 import pytest
 import torch
 
+from benchmarks.routing_families import PAGE, page, recorders
 from moe_routing.adapters.families import FAMILIES
 from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing.adapters import steering
-from tests.moe_routing.adapters.tiny_families import NOT_REACHED, recording_families, tiny_model
+from tests.moe_routing.adapters.tiny_families import tiny_model
 
-CONTROLLED = [name for name in recording_families() if name in FAMILIES and not FAMILIES[name].refused]
-REACHED = [name for name in CONTROLLED if name not in NOT_REACHED]
+RECORDED = recorders()
+CONTROLLED = [name for name in RECORDED if name in FAMILIES and not FAMILIES[name].refused]
 
 
 def test_every_recording_family_is_accounted_for():
-    assert set(recording_families()) == set(FAMILIES)
-    assert set(NOT_REACHED) <= set(CONTROLLED)
+    assert set(RECORDED) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", REACHED)
+def test_the_page_is_that_of_the_installed_library():
+    assert PAGE.read_text() == page(), "run python -m benchmarks.routing_families"
+
+
+@pytest.mark.parametrize("family", [name for name in RECORDED if name in FAMILIES and FAMILIES[name].refused])
+def test_refused_families_say_why(family):
+    with pytest.raises(NotImplementedError, match=f"cannot steer .*: {FAMILIES[family].refused}"):
+        RoutingControl(tiny_model(family))
+
+
+@pytest.mark.parametrize("family", CONTROLLED)
 def test_controlled_gradient_is_that_of_the_objective(family):
     model = tiny_model(family)
     with RoutingControl(model, **steering.STRONG) as control:
@@ -60,7 +70,7 @@ OWN_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("family", [name for name in REACHED if name not in OWN_WEIGHTS])
+@pytest.mark.parametrize("family", [name for name in CONTROLLED if name not in OWN_WEIGHTS])
 def test_activation_is_the_one_that_makes_the_weights(family):
     """``weight_e / activation(z_e)`` is the same for every selected expert, whatever the scale and normalisation."""
     model = tiny_model(family)

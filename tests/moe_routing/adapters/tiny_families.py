@@ -1,16 +1,10 @@
-"""Every modelling file of the installed transformers that records router logits, and a tiny model of each.
+"""A tiny model of every family of the installed transformers that records router logits."""
 
-The files are found by reading the library's source, so a family that is added to it appears here by itself.
-"""
-
-import ast
 import importlib
 import inspect
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -28,7 +22,8 @@ SIZES: dict[str, Any] = {
     "decoder_sparse_step": 1, "expert_layer_period": 1, "expert_layer_offset": 0, "encoder_sparse_step": 1,
     "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2, "max_position_embeddings": 64, "sliding_window": 8,
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_head_dim": 8, "linear_num_heads": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_expand": 2, "mamba_num_heads": 4,
     "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
     "router_jitter_noise": 0.0, "input_jitter_noise": 0.0, "use_mamba_kernels": False, "enable_moe_block": True,
@@ -53,7 +48,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "glm4v_moe": {"rope_parameters": ROPE | {"mrope_section": [0, 1, 1], "partial_rotary_factor": 0.5}},
     "glm5_next": SPARSE | {"index_kpool": 2, "qk_rope_head_dim": 0},
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["attention", "mamba"]},
-    "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "mimo_v2_flash": {"num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
@@ -61,26 +55,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 # Families whose code casts to float32 somewhere.
 FLOAT32 = {"inkling2"}
-
-# Families whose tiny model does not run yet, with the reason: they are in the table, and their control is unproven.
-NOT_REACHED: dict[str, str] = {}
-
-
-def recording_families() -> list[str]:
-    """Folders of the modelling files whose ``_can_record_outputs`` names router logits."""
-    root = Path(transformers.__file__).parent / "models"
-    return sorted({path.parent.name for path in root.glob("*/modeling_*.py") if _records(path.read_text())})
-
-
-def _records(source: str) -> bool:
-    if '"router_logits"' not in source or "_can_record_outputs" not in source:
-        return False
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values):
-                if isinstance(key, ast.Constant) and key.value == "router_logits" and "Recorder" in ast.unparse(value):
-                    return True
-    return False
 
 
 def model_class(family: str) -> type[PreTrainedModel]:
