@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _CHUNK = 1 << 16
+# A literal or an escape that the end of a chunk cuts is reported at its beginning.
+_LONGEST_TOKEN = 16
 Rows = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -104,7 +106,7 @@ def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
                 row, end = decoder.raw_decode(buffer)
             except (ValueError, RecursionError) as error:
                 # The element may go on beyond the buffer. Twice as much each time, so a long one costs linear time.
-                more = text.read(size)
+                more = text.read(size) if _may_go_on(error, len(buffer)) else ""
                 if not more:
                     on_error(RowError(str(file), line, "row", f"not JSON, and the rest is not read: {error}"))
                     return
@@ -117,3 +119,10 @@ def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
                 on_error(RowError(str(file), line, "row", f"expected an object, got {type(row).__name__}"))
             line += buffer[:end].count("\n")
             buffer = buffer[end:]
+
+
+def _may_go_on(error: Exception, length: int) -> bool:
+    """Whether more text could cure the error: it lies at the end of what was read, or in a string without an end."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.pos > length - _LONGEST_TOKEN or error.msg.startswith("Unterminated string")

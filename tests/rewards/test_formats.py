@@ -1,8 +1,10 @@
 """Call formats beside Hermes: what each reads, where names and keys stand, and that no text hurts."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 
 from rewards import (
     ParsedCalls,
+    ToolSet,
     answer_calls,
     parse_message,
     parse_tool_calls,
     process_score,
+    read_bfcl,
     reference_rule,
     type_arguments,
 )
@@ -194,3 +198,22 @@ def test_the_simulator_reads_every_format() -> None:
         (answer,) = answer_calls(right, tools, format=format)
         assert answer.error is None, format
         assert [answer.error for answer in answer_calls(wrong, tools, format=format)] == ["unknown_tool"]
+
+
+def test_released_gold_scores_one_in_every_format() -> None:
+    spec = importlib.util.find_spec("bfcl_eval")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("BFCL's data is not here: pip install --no-deps bfcl-eval==2026.3.23")
+    file = Path(spec.submodule_search_locations[0]) / "data" / "BFCL_v4_parallel_multiple.json"
+    for row in read_bfcl(file):
+        assert row.gold is not None
+        (step,), tools = row.gold.calls(), ToolSet(row.tools)
+        texts = {format: write(step, format) for format in FORMATS}
+        spelled = [{**call, "arguments": {k: _spelled(v) for k, v in call["arguments"].items()}} for call in step]
+        texts["qwen3_coder"] = write(spelled, "qwen3_coder")
+        for format, text in texts.items():
+            assert process_score([text], row.gold, tools, format=format).total == 1.0, (row.id, format)
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -236,7 +236,7 @@ def test_files(tmp_path: Path) -> None:
     assert [error.line for error in errors] == [1, 3]
     assert load("") == load("[]") == load(" \n") == []
     assert errors == []
-    (row,) = read_rows([{"a": 1}, 3], errors.append)  # type: ignore[list-item]
+    (row,) = read_rows(iter([{"a": 1}, 3]), errors.append)  # type: ignore[list-item]
     assert row == ("rows", "rows", 1, {"a": 1})
     assert str(errors[0]) == "rows:2: row: expected an object, got int"
 
