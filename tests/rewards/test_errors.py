@@ -123,7 +123,7 @@ def test_other_bad_arguments() -> None:
         process_score("one text", [], None)
     with pytest.raises((TypeError, TypeCheckError)):
         process_score([None], [], None)  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="'xml' is not registered; known: .*hermes"):
+    with pytest.raises(ValueError, match=r"'xml' is not registered; known: .*hermes"):
         parse_tool_calls("", format="xml")
     with pytest.raises((ValueError, TypeCheckError)):
         parse_tool_calls("", think="maybe")  # type: ignore[arg-type]

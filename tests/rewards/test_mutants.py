@@ -261,8 +261,8 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "order of arguments matters": ("_json:canonical", "sort_keys=True", "sort_keys=False", checks.check_simulator),
     "answers only valid calls": (
         "simulator:answer_calls",
-        "parse_tool_calls(text).calls",
-        "parse_tool_calls(text).valid",
+        "toolset).calls",
+        "toolset).valid",
         checks.check_simulator,
     ),
 }
