@@ -32,7 +32,9 @@ def turn_text(message: Message) -> str:
     blocks = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
-        body = {"name": function.get("name"), "arguments": function.get("arguments", {})}
+        # TRL keeps the alias that a model wrote, beside arguments that it left empty.
+        arguments = function.get("arguments") or function.get("parameters") or {}
+        body = {"name": function.get("name"), "arguments": arguments}
         blocks.append(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
     return "\n".join(block for block in blocks if block)
 

@@ -10,6 +10,7 @@ from benchmarks.scoring import (
     ProcessReward,
     ScoreLog,
     SummaryReward,
+    assistant_turns,
     final_answer,
     result_facts,
     score_rollout,
@@ -186,3 +187,20 @@ def test_warm_up_marks_what_the_model_writes_and_the_protocol_in_it(tokenizer):
         assert all(key in protocol for key in call["arguments"])
         assert not any(value in protocol for value in call["arguments"].values())
     assert all(on for on, format_on in zip(example.trained, example.protocol, strict=True) if format_on)
+
+
+def test_a_call_that_says_parameters_is_scored_as_it_was_written(tokenizer):
+    """TRL's parser leaves `arguments` empty for it; the score is of what the model wrote."""
+    from trl.chat_template_utils import parse_response
+
+    from rewards import process_score
+
+    prefix = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "?"}], add_generation_prompt=True, return_dict=False
+    )
+    call = '<tool_call>\n{"name": "get_desk", "parameters": {"person": "Ada"}}\n</tool_call>'
+    ids = tokenizer(call + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    message = parse_response(tokenizer, ids, prefix=prefix)
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    gold = [[{"name": "get_desk", "arguments": {"person": "Ada"}}]]
+    assert process_score(assistant_turns([message]), gold, SCHEMAS) == process_score([call], gold, SCHEMAS)
