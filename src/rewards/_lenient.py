@@ -10,6 +10,8 @@ _SPACE = re.compile(r"\s*")
 _LINE = re.compile(r"(?://|#)[^\n]*")
 # Nobody writes longer ones in a call, and looking for the end of each to the end of the text would cost its square.
 _LONGEST_COMMENT = 4096
+# No honest call comes near it, and each value costs far more here than in the strict decoder.
+MOST_VALUES = 100_000
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SINGLE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.])")
@@ -41,10 +43,13 @@ class RefusedError(ValueError):
 
 
 class LenientReader:
-    """Reads one value from `at` on; `stop` is the tag at which an unfinished value ends."""
+    """Reads one value from `at` on; `stop` is the tag at which an unfinished value ends.
 
-    def __init__(self, text: str, at: int = 0, stop: str = "") -> None:
-        self.text, self.at, self.stop = text, at, stop
+    `left` is the number of values and comments that may still be read.
+    """
+
+    def __init__(self, text: str, at: int = 0, stop: str = "", left: int = MOST_VALUES) -> None:
+        self.text, self.at, self.stop, self.left = text, at, stop, left
         self.repairs: list[Repair] = []
         self.string = (at, at)
 
@@ -55,6 +60,7 @@ class LenientReader:
             RefusedError: sets, tuples, NaN, duplicate keys, halves of strings and all else that is not JSON.
         """
         self.space()
+        self._spend()
         sign = self.text[self.at : self.at + 1]
         if sign in ("{", "[") and sign:
             if depth > MAX_DEPTH:
@@ -77,8 +83,14 @@ class LenientReader:
                 end = line.end()
             if end <= self.at:
                 return
+            self._spend()
             self._repair("comment")
             self.at = end
+
+    def _spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RefusedError(f"more than {MOST_VALUES} values", self.at)
 
     def _repair(self, kind: str) -> None:
         self.repairs.append(Repair(kind, self.at))

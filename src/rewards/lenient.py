@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewards._lenient import LenientReader, RefusedError, Repair
+from rewards._lenient import MOST_VALUES, LenientReader, RefusedError, Repair
 from rewards.calls import Status, Think, ToolCall, parse_tool_calls, read_call
 from rewards.formats._blocks import Block, failed, tags, walk
 from rewards.hermes import MAX_ATTEMPTS
@@ -64,9 +64,11 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
     if len(strict.valid) == len(strict.calls) and strict.num_open <= strict.num_close:
         return LenientCalls(strict.calls)
     repairs: list[Repair] = []
+    left = MOST_VALUES
 
     def read(text: str, tag: "re.Match[str]", number: int) -> Block:
-        reader = LenientReader(text, tag.end(), _CLOSE)
+        nonlocal left
+        reader = LenientReader(text, tag.end(), _CLOSE, left)
         calls, fenced = [], _fence(reader)
         span = (tag.start(), tag.end())
         try:
@@ -76,11 +78,12 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
             if not calls:
                 calls = [failed("invalid_json", "nothing between the tags", span, number)]
         except RefusedError as error:
+            left = max(reader.left, 0)
             repairs.extend(reader.repairs)
             cut: Status = "unclosed" if error.at >= len(text) else "invalid_json"
             calls = [*calls, failed(cut, str(error), (tag.start(), min(error.at, len(text))), number)]
             return Block(calls[: MAX_ATTEMPTS + 1], False, max(tag.end(), reader.resume(error)))
-        closed = text.startswith(_CLOSE, reader.at)
+        left, closed = reader.left, text.startswith(_CLOSE, reader.at)
         end = reader.at + len(_CLOSE) if closed else reader.at
         if not closed:
             reader.repairs.append(Repair("missing closing tag", reader.at))

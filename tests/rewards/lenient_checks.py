@@ -56,6 +56,7 @@ def check_refusals() -> None:
         ("[1 2]", "expected a comma or ], got '2'"),
         ("[" * 10_000, "nested deeper than 128"),
         ("'x", "a string without its end"),
+        ("[" + "1," * 100_000 + "]", "more than 100000 values"),
         ("007", "'0' is not JSON"),
     ]
     for value, reason in values:

@@ -83,6 +83,8 @@ for unit in json.loads(sys.argv[1]):
         took = time.process_time() - began
         # Linear: under 0.3 s. Quadratic: many seconds.
         assert took < 1.5, (unit, text[:20], took)
+parsed = parse_lenient("<tool_call>[" + "1," * 200_000)
+assert parsed.calls[-1].reason == "more than 100000 values", parsed.calls[-1]
 """
 
 
