@@ -1,9 +1,12 @@
-"""One rank of two, run as a script: half of the rows, under DDP, with statistics reduced over both."""
+"""One rank of two, run as a script: half of the rows, under DDP or FSDP2, with statistics reduced over both."""
 
 import datetime
 import sys
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from moe_routing.adapters.transformers import RoutingControl
@@ -11,21 +14,31 @@ from tests.moe_routing.adapters import steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
 
-def step(rank: int) -> dict[str, torch.Tensor]:
+def wrapped(kind: str) -> nn.Module:
+    model = tiny_model("qwen3_moe")
+    if kind == "ddp":
+        return DistributedDataParallel(model, find_unused_parameters=True)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in [*model.layers, model]:
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def step(rank: int, model: nn.Module) -> dict[str, torch.Tensor]:
     rows = slice(2 * rank, 2 * rank + 2)
     ids, field = steering.tokens()[rows], steering.fields()[rows]
-    model = DistributedDataParallel(tiny_model("qwen3_moe"), find_unused_parameters=True)
     weight = torch.randn(steering.ROWS, steering.LENGTH, 32, generator=torch.Generator().manual_seed(2)).double()[rows]
     with RoutingControl(model, **steering.STRONG) as control:
         with torch.no_grad(), control.record(field, steering.labels(), steering.kinds()):
-            model(input_ids=ids)
+            model(input_ids=ids, use_cache=False)
         tables = control.tables()
         with control.bind(field, tables):
             (model(input_ids=ids, use_cache=False)[0] * weight).tanh().sum().backward()
-    return steering.gradients(model.module)
+    found = steering.gradients(getattr(model, "module", model))
+    return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, folder: str, kind: str) -> None:
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -34,10 +47,10 @@ def main(rank: int, folder: str) -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     try:
-        torch.save(step(rank), f"{folder}/{rank}.pt")
+        torch.save(step(rank, wrapped(kind)), f"{folder}/{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
