@@ -10,7 +10,8 @@ from benchmarks.bfcl import BfclRow
 from benchmarks.bfcl_checker import bfcl_valid
 from benchmarks.real_ledger import Clock
 from benchmarks.real_training import Sizes, make_trainer
-from benchmarks.scoring import assistant_turns, score_rollout
+from benchmarks.scoring import score_rollout
+from rewards.conversation import assistant_turns
 
 Record = dict[str, Any]
 

@@ -11,7 +11,8 @@ from transformers import PrinterCallback, TrainerCallback
 
 from benchmarks.bfcl import BfclRow, respond
 from benchmarks.real_ledger import Clock, Ledger
-from benchmarks.scoring import ProcessReward, SummaryReward, turn_text
+from benchmarks.scoring import ProcessReward, SummaryReward
+from rewards.conversation import turn_text
 
 Report = Callable[[float, str], None]
 

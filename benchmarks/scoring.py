@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from rewards.conversation import assistant_turns
+
 Message = Mapping[str, Any]
 
 
@@ -25,25 +27,6 @@ class RolloutScore:
     calls: int
     redundant: int
     summary: float
-
-
-def turn_text(message: Message) -> str:
-    """The assistant message as the model wrote it: content, then each call in its Hermes block."""
-    blocks = [message.get("content") or ""]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        # TRL keeps the alias that a model wrote, beside arguments that it left empty.
-        arguments = function.get("arguments") or function.get("parameters") or {}
-        body = {"name": function.get("name"), "arguments": arguments}
-        blocks.append(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
-    return "\n".join(block for block in blocks if block)
-
-
-def assistant_turns(completion: Sequence[Message] | str) -> list[str]:
-    """Assistant texts in order; a bare string is one turn."""
-    if isinstance(completion, str):
-        return [completion]
-    return [turn_text(message) for message in completion if message.get("role") == "assistant"]
 
 
 def final_answer(completion: Sequence[Message] | str) -> str:

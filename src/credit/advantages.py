@@ -87,7 +87,8 @@ def group_advantage(
     centred = select(taking_part, values - _of_rows(mean, index))
     high = _group_max(torch.where(taking_part, values.detach(), -torch.inf), index)
     low = -_group_max(torch.where(taking_part, -values.detach(), -torch.inf), index)
-    # Squares are taken of deviations between -1 and 1, so that no reward is too large or too small for them. The
+    # Squares are taken of deviations between -1 and 1, so that none overflows or
+    # vanishes. The
     # largest is that of an extreme; a group without a present row has no extreme and no reach.
     reach = torch.maximum(high - mean.detach(), mean.detach() - low).clamp(min=0)
     unit = safe_divide(centred, _of_rows(reach, index))

@@ -20,7 +20,7 @@ def assistant_turns(completion: Completion) -> list[str]:
     """
     if isinstance(completion, str):
         return [completion]
-    return [_turn(message) for message in completion if message.get("role") == "assistant"]
+    return [turn_text(message) for message in completion if message.get("role") == "assistant"]
 
 
 def tool_results(completion: Completion) -> list[str]:
@@ -48,7 +48,7 @@ def closing_answer(completion: Completion) -> str:
         text = completion
     else:
         last = completion[-1] if completion else {}
-        text = _turn(last) if last.get("role") == "assistant" else ""
+        text = turn_text(last) if last.get("role") == "assistant" else ""
     if parse_tool_calls(text).num_open:
         return ""
     _, _, said = text.rpartition("</think>")
@@ -80,10 +80,18 @@ def content_text(message: Mapping[str, Any]) -> str:
     return "" if content is None else str(content)
 
 
-def _turn(message: Mapping[str, Any]) -> str:
+def turn_text(message: Mapping[str, Any]) -> str:
+    """An assistant message as the model wrote it: content, then each call in a Hermes block.
+
+    Example:
+        >>> turn_text({"content": "Now.", "tool_calls": [{"function": {"name": "now"}}]})
+        'Now.\\n<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>'
+    """
     blocks = [content_text(message)]
     for call in message.get("tool_calls") or ():
         function = call.get("function") or call
-        body = {"name": function.get("name"), "arguments": function.get("arguments") or {}}
+        # TRL keeps the alias that a model wrote, beside arguments that it left empty.
+        arguments = function.get("arguments") or function.get("parameters") or {}
+        body = {"name": function.get("name"), "arguments": arguments}
         blocks.append(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
     return "\n".join(block for block in blocks if block)

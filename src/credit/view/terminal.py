@@ -50,8 +50,11 @@ def print_credit(view: TokenCredit, console: Console | None = None, *, masked_to
         >>> print_credit(token_credit(["4", "2"], segments=[0, 1], advantages=[0.5, -1.0]), Console(width=60))
         token credit · 2 tokens...
     """
-    from rich.console import Console as RichConsole
-    from rich.text import Text
+    try:
+        from rich.console import Console as RichConsole
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError("print_credit needs rich: pip install credit-routing[view]") from error
 
     out = RichConsole() if console is None else console
     out.print(Text(f"{printable(view.title) or 'token credit'} · {len(view.tokens)} tokens", style="bold"))
