@@ -234,6 +234,8 @@ class ToolPO(_Rule):
 class RLTR(_Rule):
     """Only the planner learns: the tool reward on tool tokens, nothing on the summary.
 
+    A summary reward may stand in ``rewards``, so that the rule can take SLCA's place; it is not read.
+
     Example:
         >>> rewards = {"tool": torch.tensor([0.0, 1.0])}
         >>> RLTR()(rewards, torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]]))
@@ -249,7 +251,8 @@ class RLTR(_Rule):
     def _advantages(
         self, rewards: _Rewards, group: _Group, segments: _Segments, omitted: _Rows | None
     ) -> Float[Tensor, "batch components"]:
-        (tool,) = self._read(rewards, segments, ("tool",))
+        planner = {name: reward for name, reward in rewards.items() if name != "summary"}
+        (tool,) = self._read(planner, segments, ("tool",))
         return self._normalise("tool", tool, group, has_segment(segments, Segment.TOOL))[:, None]
 
     def _weights(self) -> list[list[float]]:

@@ -50,6 +50,15 @@ def test_component_names():
     assert RLTR.components == ("tool",)
 
 
+def test_rltr_takes_the_place_of_slca_without_reading_the_summary() -> None:
+    tool, ignored = torch.tensor([0.0, 1.0]), torch.tensor([float("inf"), 1.0])
+    group, segments = torch.tensor([0, 0]), torch.tensor([[0, -1, 1], [0, -1, 1]])
+    with_summary = RLTR()({"tool": tool, "summary": ignored}, group, segments)
+    assert torch.equal(with_summary, RLTR()({"tool": tool}, group, segments))
+    with pytest.raises(ValueError, match="unknown: \\['global'\\]"):
+        RLTR()({"tool": tool, "global": tool}, group, segments)
+
+
 BOTH = torch.tensor([[0, -1, 1]] * 4)
 GROUP = torch.zeros(4, dtype=torch.int64)
 RISING = torch.tensor([1.0, 2.0, 3.0, 4.0])
