@@ -1,6 +1,6 @@
 """The process in which math-verify runs: a pair of texts a line in, a verdict a line out.
 
-`answers` starts and kills it, as `python -m rewards._math_worker MEMORY_MB`.
+`_math_pool` starts and kills it, as `python -m rewards._math_worker MEMORY_MB`.
 """
 
 import json

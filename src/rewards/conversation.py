@@ -76,7 +76,8 @@ def content_text(message: Mapping[str, Any]) -> str:
     """
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        return "\n".join(str(part.get("text") or "") for part in content if part.get("type", "text") == "text")
+        parts = [part for part in content if isinstance(part, Mapping)]
+        return "\n".join(str(part.get("text") or "") for part in parts if part.get("type", "text") == "text")
     return "" if content is None else str(content)
 
 
@@ -88,10 +89,13 @@ def turn_text(message: Mapping[str, Any]) -> str:
         'Now.\\n<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>'
     """
     blocks = [content_text(message)]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or call
-        # TRL keeps the alias that a model wrote, beside arguments that it left empty.
-        arguments = function.get("arguments") or function.get("parameters") or {}
-        body = {"name": function.get("name"), "arguments": arguments}
+    calls = message.get("tool_calls") or ()
+    for call in calls if isinstance(calls, (list, tuple)) else (calls,):
+        body = call.get("function") or call if isinstance(call, Mapping) else call
+        if isinstance(body, Mapping):
+            arguments = body.get("arguments", {})
+            # TRL keeps the alias that a model wrote, beside arguments that it left empty.
+            arguments = body.get("parameters") or {} if arguments in (None, "", {}) else arguments
+            body = {"name": body.get("name"), "arguments": arguments}
         blocks.append(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
     return "\n".join(block for block in blocks if block)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rewards.formats.chat import parse_message
 from rewards.gold import Gold, as_gold
-from rewards.lenient import parse_lenient
+from rewards.lenient import written_calls
 from rewards.trajectories import Message, Trajectory
 
 
@@ -89,9 +89,7 @@ def decompose(trajectory: Trajectory, first: int = 2) -> list[ContextAction]:
 
 
 def _gold(message: Message, where: str) -> Gold:
-    calls = parse_message(message).calls
-    if any(call.status != "ok" for call in calls) and isinstance(message.get("content"), str):
-        calls = parse_lenient(message["content"]).calls
+    calls = written_calls(message)
     for call in calls:
         if call.status != "ok":
             raise ValueError(f"{where}: {call.reason}")

@@ -107,14 +107,22 @@ def as_value(value: Any) -> Any:
     if isinstance(value, Accepted):
         if not value.values and not value.optional:
             raise ValueError("no accepted value")
-        return Accepted(tuple(as_value(item) for item in value.values), value.optional)
+        return Accepted(tuple(_present(item) for item in value.values), value.optional)
     if isinstance(value, Mapping):
         if "$accepted" in value:
             return as_value(_from_json(value))
         return {key: as_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_value(item) for item in value]
+        return [_present(item) for item in value]
     return value
+
+
+def _present(value: Any) -> Any:
+    """A gold value where nothing can be left out: in a list, or among accepted values."""
+    found = as_value(value)
+    if isinstance(found, Accepted) and not found.values:
+        raise ValueError("no accepted value, and what stands in a list cannot be left out")
+    return found
 
 
 def _from_json(value: Mapping[str, Any]) -> Accepted:

@@ -1,12 +1,14 @@
 """Calls that are almost right, read for a rollout and never for a score, with a report of what was repaired."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rewards._lenient import MOST_VALUES, LenientReader, RefusedError, Repair
 from rewards.calls import Status, Think, ToolCall, parse_tool_calls, read_call
 from rewards.formats._blocks import Block, failed, tags, walk
+from rewards.formats.chat import parse_message
 from rewards.hermes import MAX_ATTEMPTS
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -92,6 +94,15 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
         return Block(calls, closed, end)
 
     return LenientCalls(walk(text, think, _TAGS, read, _CLOSE).calls, tuple(repairs))
+
+
+def written_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """The calls of a message of a data set: structured ones as they are, Hermes text leniently where it must be."""
+    calls = parse_message(message).calls
+    content, structured = message.get("content"), message.get("tool_calls") or message.get("function_call")
+    if structured or not isinstance(content, str) or all(call.status == "ok" for call in calls):
+        return calls
+    return parse_lenient(content).calls
 
 
 def _fence(reader: LenientReader) -> bool:

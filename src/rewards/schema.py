@@ -13,6 +13,8 @@ from rewards.calls import ToolCall, read_call
 # Problems after these say nothing new, and hostile arguments could hold a million.
 _MOST_PROBLEMS = 20
 _LONGEST_MESSAGE = 200
+# The words for a recursive schema with alternatives cost the number of alternatives to the power of the depth.
+_DEEPEST_EXPLAINED = 4
 _KINDS = {"required": "missing_required", "type": "wrong_type", "additionalProperties": "extra_property"}
 
 
@@ -88,7 +90,7 @@ class ToolSet(Sequence[Mapping[str, Any]]):
             return False
         try:
             return bool(validator.is_valid(call.arguments))
-        except UnicodeEncodeError:
+        except ValueError:  # half of a surrogate pair, or a value that JSON does not have
             return False
 
     def validate(self, call: ToolCall) -> list[Problem]:
@@ -101,11 +103,13 @@ class ToolSet(Sequence[Mapping[str, Any]]):
             return [Problem("unknown_tool", "", f"no tool is named {call.name[:_LONGEST_MESSAGE]!r}")]
         if depth_exceeds(call.arguments):
             return [Problem("invalid_value", "", f"nested deeper than {MAX_DEPTH}")]
+        if depth_exceeds(call.arguments, _DEEPEST_EXPLAINED) and _may_recur(self._parameters[call.name]):
+            return [_unexplained(call.arguments, self._parameters[call.name])]
         try:
             errors = islice(self._validators[call.name].iter_errors(call.arguments), _MOST_PROBLEMS)
             return [_problem(error) for error in errors]
-        except UnicodeEncodeError:
-            return [Problem("invalid_value", "", "half of a surrogate pair")]
+        except ValueError as error:
+            return [Problem("invalid_value", "", f"not JSON: {error}"[:_LONGEST_MESSAGE])]
 
 
 def as_toolset(tools: Iterable[Mapping[str, Any]] | ToolSet) -> ToolSet:
@@ -171,6 +175,18 @@ def _problem(error: Any) -> Problem:
     return Problem(_KINDS.get(error.kind.name, "invalid_value"), ".".join(map(str, path)), message)
 
 
+def _may_recur(schema: object) -> bool:
+    return '$ref"' in (text := json.dumps(schema)) or '$dynamicRef"' in text
+
+
+def _unexplained(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> Problem:
+    """The one problem of deep arguments that do not fit a schema which may be recursive."""
+    missing = next((key for key in schema.get("required") or () if key not in arguments), None)
+    if missing is not None:
+        return Problem("missing_required", missing, f'"{missing}" is a required property')
+    return Problem("invalid_value", "", f"nested deeper than {_DEEPEST_EXPLAINED} and not what the schema describes")
+
+
 def _validator(name: str, parameters: object) -> Any:
     compiled, error = _compiled({"type": "object"} if parameters is None else parameters)
     if error:
@@ -184,8 +200,11 @@ def schema_error(schema: object) -> str:
 
 
 def is_instance(value: Any, schema: object) -> bool:
-    """Whether a value fits a sound schema."""
-    return bool(_compiled(schema)[0].is_valid(value))
+    """Whether a value fits a sound schema; what is not JSON fits none."""
+    try:
+        return bool(_compiled(schema)[0].is_valid(value))
+    except ValueError:
+        return False
 
 
 def _compiled(schema: object) -> tuple[Any, str]:

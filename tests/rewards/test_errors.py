@@ -48,6 +48,7 @@ F: dict[str, Any] = {"name": "f"}
         ([[{"name": "f", "arguments": [1]}]], r"gold\[0\]\[0\].arguments"),
         ([[{"name": "f", "arguments": "{"}]], r"gold\[0\]\[0\].arguments"),
         ([[call("f", x=Accepted(()))]], r"gold\[0\]\[0\].arguments.x: no accepted value"),
+        ([[call("f", x=[{"$accepted": [], "$optional": True}])]], r"gold\[0\]\[0\].arguments.x: no accepted value"),
         ([[call("f", x={"y": {"$accepted": 1}})]], r"gold\[0\]\[0\].arguments.x"),
         ([[call("f", x={"$accepted": [1], "more": 1})]], r"gold\[0\]\[0\].arguments.x"),
         (None, "gold: expected a list of steps"),
@@ -102,6 +103,13 @@ def test_a_plain_list_of_tools_is_read_anew() -> None:
     assert validate_call(call("f"), [tool]) == []
     tool["parameters"]["required"] = ["x"]
     assert [p.field for p in validate_call(call("f"), [tool])] == ["x"]
+
+
+def test_arguments_that_are_not_json_are_a_problem() -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    for value in ({1, 2}, {3: 4}, "\ud800"):
+        (problem,) = validate_call(call("f", a=value), [tool])
+        assert problem.message.startswith("not JSON"), problem
 
 
 def test_problems_are_few_and_short() -> None:

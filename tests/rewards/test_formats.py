@@ -141,6 +141,26 @@ for format, units in json.loads(sys.argv[1]).items():
 """
 
 
+_MANY_ENTRIES = """
+import time
+from rewards import parse_tool_calls
+for text in (
+    "[" + ",".join(['{"name":1}'] * 90_000) + "]",
+    "[" + ",".join(['{"function":0}'] * 65_000) + "]",
+    '{"tool_calls":[' + ",".join("0" * 500_000) + "]}",
+):
+    began = time.process_time()
+    parsed = parse_tool_calls(text, "chat")
+    assert time.process_time() - began < 0.5, text[:40]
+    assert len(parsed.calls) == 4097 and parsed.num_open > 60_000
+    assert "the rest is not read" in parsed.calls[-1].reason
+"""
+
+
+def test_a_megabyte_of_entries_is_bounded() -> None:
+    subprocess.run([sys.executable, "-c", _MANY_ENTRIES], check=True)
+
+
 def test_hostile_text_takes_linear_time() -> None:
     subprocess.run([sys.executable, "-c", _TIMED, json.dumps(_UNITS), str(MAX_ATTEMPTS)], check=True)
 
@@ -161,6 +181,21 @@ def test_messages() -> None:
     for _ in range(10_000):
         deep = [deep]
     assert parse_message({"tool_calls": [{"function": {"name": "f", "arguments": {"a": deep}}}]}).valid == ()
+
+
+def test_structured_calls_are_json_too() -> None:
+    for value in (float("nan"), float("inf"), {1, 2}, "\ud800"):
+        message = {"tool_calls": [{"function": {"name": "f", "arguments": {"a": value}}}]}
+        (attempt,) = parse_message(message).calls
+        assert attempt.status == "invalid_arguments", value
+        assert "not JSON" in str(attempt.reason)
+
+
+def test_half_a_surrogate_pair_has_no_type() -> None:
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}]
+    text = write([{"name": "f", "arguments": {"a": "\ud800"}}], "qwen3_coder")
+    assert process_score([text], [], tools, format="qwen3_coder").name == 0.0
+    assert len(answer_calls(text, tools, format="qwen3_coder")) == 1
 
 
 def test_types_come_from_the_schema() -> None:

@@ -101,6 +101,43 @@ def test_nesting_never_raises(depth: int, ends: str) -> None:
     assert loose_match(deep, 1) is False
 
 
+@pytest.mark.parametrize("key", ["anyOf", "oneOf"])
+def test_a_recursive_schema_costs_no_power_of_the_depth(key: str) -> None:
+    """The words for a mismatch would cost the number of alternatives to the power of the depth."""
+    inner = {"type": "array", "items": {"$ref": "#/$defs/filter"}}
+    groups = [
+        {"properties": {"args": inner, "op": {"const": op}}, "type": "object", "required": ["args", "op"]}
+        for op in ("and", "or")
+    ]
+    tool = {
+        "name": "search",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"$ref": "#/$defs/filter"}},
+            "required": ["where"],
+            "$defs": {"filter": {key: [*groups, {"type": "string"}]}},
+        },
+    }
+
+    def nested(depth: int, op: str) -> str:
+        value: object = "x"
+        for _ in range(depth):
+            value = {"op": op, "args": [value]}
+        return block(call("search", where=value))
+
+    began = time.process_time()
+    for depth in (20, 50):
+        (answer,) = answer_calls(nested(depth, "not"), [tool])
+        assert answer.error == "invalid_value"
+        assert process_score([nested(depth, "not")], GOLD, [tool]).format == 0.0
+        assert answer_calls(nested(depth, "or"), [tool])[0].error is None
+    assert time.process_time() - began < 2.0
+    deep = json.loads(nested(9, "or").split("\n")[1])["arguments"]["where"]
+    (problem,) = validate_call(call("search", what=deep), [tool])
+    assert (problem.kind, problem.field) == ("missing_required", "where")
+    assert validate_call(call("search", where=3), [tool])[0].field == "where"
+
+
 _fragments = st.sampled_from(
     [
         OPEN,

@@ -123,7 +123,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "as text only": ("answers:verify_answer", 'return verdict == "1"', "return False", checks.check_verify),
     "waits for the tower": (
-        "answers:_line",
+        "_math_pool:_line",
         "not selector.select(left)",
         "not selector.select(3.0)",
         checks.check_verify,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rewards import Accepted, RowError, ToolSet, Trajectory, as_gold, process_score, read_bfcl, reference_rule, simulate
-from tests.rewards.checks import block
+from tests.rewards.checks import block, call
 
 CATEGORIES = {
     "simple_python": 400, "simple_java": 100, "simple_javascript": 50, "multiple": 200, "parallel": 200,
@@ -113,6 +113,19 @@ def test_a_row_in_full(tmp_path: Path) -> None:
     assert row.prompt[0]["content"] == "?"
 
 
+def test_schemas_may_refer_and_be_true(tmp_path: Path) -> None:
+    parameters = {
+        "type": "dict",
+        "$defs": {"t": {"type": "int"}},
+        "properties": {"x": {"$ref": "#/$defs/t"}, "y": True},
+    }
+    row = _row("x_0", function=[{"name": "a.b", "parameters": parameters}])
+    answers = _write(tmp_path / "answers.json", [{"id": "x_0", "ground_truth": [{"a.b": {"x": [1], "y": [2, ""]}}]}])
+    (made,) = read_bfcl(_write(tmp_path / "rows.json", [row]), answers)
+    assert made.gold is not None
+    assert process_score([block(call("a.b", x=1))], made.gold, made.tools).total == 1.0
+
+
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_malformed_rows_are_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     bad: list[tuple[Any, str]] = [
@@ -126,6 +139,8 @@ def test_malformed_rows_are_reported_and_the_rest_goes_on(tmp_path: Path) -> Non
         (_row("x_7", function=[{"parameters": {}}]), "function[0].name"),
         (_row("x_8", function=[{"name": "f", "parameters": {"type": "text"}}]), "function"),
         (_row("x_9"), "id"),
+        (_row("x_14", function=[{"name": "a.b", "parameters": True}]), "function"),
+        (_row("x_15"), "row"),
         (_row("x_10"), "ground_truth"),
         (_row("x_11"), "ground_truth"),
         (_row("x_12"), "ground_truth"),
@@ -133,7 +148,7 @@ def test_malformed_rows_are_reported_and_the_rest_goes_on(tmp_path: Path) -> Non
     ]
     truths: dict[str, Any] = {
         "x_10": None, "x_11": [{"a.b": {"x": 1}}], "x_12": [{"other": {}}], "x_13": [{"a.b": {}, "c": {}}],
-        "good": [{"a.b": {"x": [1]}}],
+        "good": [{"a.b": {"x": [1]}}], "x_15": [{"a.b": {"x": [json.loads('{"a":' * 500 + "1" + "}" * 500)]}}],
     }  # fmt: skip
     truths |= {f"x_{i}": [{"a.b": {"x": [1]}}] for i in range(4, 9)}
     answers = _write(tmp_path / "answers.json", [{"id": k, "ground_truth": v} for k, v in truths.items()])

@@ -182,6 +182,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (read_toucan, {"messages": [USER], "available_tools": "{"}, "available_tools"),
     (read_hermes, {"conversations": 3}, "conversations"),
     (read_hermes, {"conversations": [{"from": "cat", "value": ""}]}, "conversations[0]"),
+    (read_hermes, {"conversations": [{"from": ["gpt"], "value": ""}]}, "conversations[0]"),
     (read_hermes, {"conversations": [{"from": "gpt", "value": "<tool_call>"}]}, "conversations[0][0]"),
     (read_hermes, {"conversations": [{"from": "system", "value": "<tools>{("}]}, "tools"),
     (read_xlam, {"query": "", "tools": "[]", "answers": "[]"}, "query"),
@@ -291,3 +292,6 @@ def test_splits_have_their_share_and_errors_say_why() -> None:
     with pytest.raises(ValueError, match=r"c: messages\[0\]: a tuple is not JSON"):
         decompose(broken, 1)
     assert decompose(broken) == []
+    nameless = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": ""}}]}
+    with pytest.raises(ValueError, match=r"c: messages\[0\]: no name"):
+        decompose(Trajectory((nameless,), id="c"), 1)

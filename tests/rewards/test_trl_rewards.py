@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rewards import parse_tool_calls
 from rewards.adapters.trl import (
     ActionReward,
     AnswerReward,
@@ -141,8 +142,27 @@ def test_errors_name_the_row_and_the_field() -> None:
         ProcessReward()(**trl_batch(gold=["[]"]))
     with pytest.raises(ValueError, match="facts: 1 cells for 3 rollouts"):
         SummaryJudgeReward()(**trl_batch(facts=["[]"]))
+    with pytest.raises(ValueError, match="row 1: facts: expected a list, got str"):
+        SummaryJudgeReward()(**trl_batch(facts=["[]", '"7"', "[]"]))
+    with pytest.raises(ValueError, match="row 2: tools: expected a list, got dict"):
+        ProcessReward()(**trl_batch(tools=["[]", "[]", "{}"]))
+    with pytest.raises(ValueError, match="row 1: answer: reference"):
+        AnswerReward()(completions=["Answer: 4"] * 2, answer=[None, ""])
     with pytest.raises(ValueError, match="answer: 1 cells"):
         AnswerReward()(completions=["a", "b"], answer=["4"])
+
+
+def test_no_message_of_a_model_raises() -> None:
+    """What TRL's parser made of a model's text may be no call at all."""
+    for calls in ("x", ["x"], [{"function": "f"}], [{"function": [{"name": "add"}]}], [3], [{}], {"name": 3}):
+        rollout = [{"role": "assistant", "content": [3], "tool_calls": calls}]
+        (score,) = ProcessReward()(completions=[rollout], gold=['[[{"name": "g"}]]'])
+        assert score is not None
+        assert score < 0.5
+    for arguments in ([], 0, False):
+        entry = {"function": {"name": "add", "arguments": arguments}}
+        (turn,) = assistant_turns([{"role": "assistant", "tool_calls": [entry]}])
+        assert parse_tool_calls(turn).calls[0].status == "invalid_arguments"
 
 
 def test_the_trainers_plan_takes_them() -> None:

@@ -151,10 +151,10 @@ class AnswerReward:
         rollouts = _rollouts(completions, columns)
         if len(answer) != len(rollouts):
             raise ValueError(f"answer: {len(answer)} cells for {len(rollouts)} rollouts")
-        known = [(_last_turn(rollout), cell) for rollout, cell in zip(rollouts, answer) if cell is not None]
-        verdicts: Iterator[bool] = iter(
-            verify_answers([text for text, _ in known], [str(cell) for _, cell in known], self.timeout)
-        )
+        known = [index for index, cell in enumerate(answer) if cell is not None]
+        texts, references = [_last_turn(rollouts[index]) for index in known], [str(answer[index]) for index in known]
+        rows = [f"row {index}: answer" for index in known]
+        verdicts: Iterator[bool] = iter(verify_answers(texts, references, self.timeout, rows))
         return [None if cell is None else (1.0 if next(verdicts) else -1.0) for cell in answer]
 
 
@@ -193,7 +193,7 @@ def _by_gold(
             continue
         try:
             toolset = None if schemas is None else _toolset(json.dumps(schemas))
-        except ToolSchemaError as error:
+        except (ToolSchemaError, TypeError) as error:
             raise ToolSchemaError(f"row {index}: {error}") from error
         rewards.append(score(assistant_turns(rollout), as_gold(steps, f"row {index}"), toolset))
     return rewards
@@ -217,6 +217,8 @@ def _column(name: str, cells: Sequence[Any] | None, size: int) -> list[Any]:
             decoded.append(json.loads(cell) if isinstance(cell, str) else cell)
         except ValueError as error:
             raise ValueError(f"row {index}: {name}: not JSON: {error}") from error
+        if not isinstance(decoded[-1], (list, tuple, type(None))):
+            raise ValueError(f"row {index}: {name}: expected a list, got {type(decoded[-1]).__name__}")
     return decoded
 
 

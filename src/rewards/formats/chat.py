@@ -1,5 +1,6 @@
 """Calls as the chat API writes them: the `tool_calls` of an assistant message."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -47,7 +48,8 @@ def parse_chat(text: str, think: Think = "reasoning") -> ParsedCalls:
         return ParsedCalls((failed(status, found.reason, (start, found.end), 0),), 1, int(found.whole))
     entries = _entries(found.value)
     places = _places(text, start, found.value)
-    calls = [_call(entry, number, text, place) for number, (entry, place) in enumerate(zip(entries, places))]
+    read = zip(range(MAX_ATTEMPTS), entries, places)
+    calls = [_call(entry, number, text, place) for number, entry, place in read]
     return _bounded(calls, len(entries))
 
 
@@ -74,7 +76,8 @@ def parse_message(message: Mapping[str, Any], format: str = "hermes", think: Thi
     """
     entries = _entries(message)
     if entries:
-        return _bounded([_call(entry, number, "", None) for number, entry in enumerate(entries)], len(entries))
+        read = zip(range(MAX_ATTEMPTS), entries)
+        return _bounded([_structured(entry, number) for number, entry in read], len(entries))
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -95,7 +98,7 @@ def _entries(value: object) -> list[object]:
     return [value["function_call"]] if value.get("function_call") else []
 
 
-def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int] | None]:
+def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int]]:
     """Where each entry begins, and where its name and arguments stand."""
     if isinstance(value, Mapping):
         at = {key: begin for key, _, _, begin, _ in members(text, start)}
@@ -109,13 +112,25 @@ def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int] | 
         yield begin, inner.get("function", begin)
 
 
-def _call(entry: object, number: int, text: str, place: tuple[int, int] | None) -> ToolCall:
-    if number > MAX_ATTEMPTS or depth_exceeds(entry):
+def _structured(entry: object, number: int) -> ToolCall:
+    """A call that another parser decoded, which may have let pass what is not JSON."""
+    if depth_exceeds(entry):
         return failed("invalid_arguments", "nested too deep", (0, 0), number)
-    inner = entry.get("function", entry) if isinstance(entry, Mapping) else entry
+    name, arguments, status, reason, notes = read_call(_inner(entry))
+    try:
+        json.dumps([name, arguments], ensure_ascii=False, allow_nan=False, default=dict).encode()
+    except (ValueError, TypeError) as error:
+        return failed("invalid_arguments", f"not JSON: {error}"[:200], (0, 0), number)
+    return ToolCall(name, arguments, status, reason, block=number, notes=notes)
+
+
+def _inner(entry: object) -> object:
+    return entry.get("function", entry) if isinstance(entry, Mapping) else entry
+
+
+def _call(entry: object, number: int, text: str, place: tuple[int, int]) -> ToolCall:
+    inner = _inner(entry)
     name, arguments, status, reason, notes = read_call(inner)
-    if place is None:
-        return ToolCall(name, arguments, status, reason, block=number, notes=notes)
     span = (place[0], decode_at(text, place[0]).end)
     start = place[1] if isinstance(inner, Mapping) else -1
     return ToolCall(name, arguments, status, reason, span, number, notes, text, start)
@@ -123,7 +138,7 @@ def _call(entry: object, number: int, text: str, place: tuple[int, int] | None) 
 
 def _bounded(calls: list[ToolCall], count: int) -> ParsedCalls:
     if count > MAX_ATTEMPTS:
-        calls = [*calls[:MAX_ATTEMPTS], failed("invalid_json", TOO_MANY, (0, 0), MAX_ATTEMPTS)]
+        calls = [*calls, failed("invalid_json", TOO_MANY, (0, 0), MAX_ATTEMPTS)]
     return ParsedCalls(tuple(calls), count, count)
 
 

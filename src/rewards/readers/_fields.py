@@ -7,7 +7,7 @@ from rewards._lenient import read_json_or_repr
 from rewards.calls import ToolCall
 from rewards.formats.chat import parse_message
 from rewards.gold import Gold, GoldError, as_gold
-from rewards.lenient import parse_lenient
+from rewards.lenient import written_calls
 from rewards.rows import MalformedRowError, Report, RowError, Rows, read_rows
 from rewards.schema import ToolSchemaError, ToolSet
 from rewards.trajectories import Message, Trajectory
@@ -23,6 +23,8 @@ def read(rows: Rows, on_error: Report, convert: Callable[[Row, str], Trajectory]
             yield convert(row, f"{name}:{line}")
         except MalformedRowError as error:
             on_error(RowError(file, line, error.field, error.message))
+        except RecursionError:
+            on_error(RowError(file, line, "row", "nested too deep"))
 
 
 def decoded(row: Row, field: str) -> Any:
@@ -97,10 +99,7 @@ def calls_of(message: Message, where: str) -> list[dict[str, Any]]:
     """The calls of one message: structured ones, or Hermes text, whose harmless slips (single quotes) are read."""
     if message.get("role") != "assistant":
         return []
-    found = parse_message(message)
-    calls = found.calls
-    if any(call.status != "ok" for call in calls) and isinstance(message.get("content"), str):
-        calls = parse_lenient(message["content"]).calls
+    calls = written_calls(message)
     return [{"name": call.name, "arguments": call.arguments} for call in checked(calls, where)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
 from rewards.rows import MalformedRowError, Report, RowError, read_lines, warn_of_row
-from rewards.schema import ToolSchemaError, ToolSet, is_instance
+from rewards.schema import ToolSchemaError, ToolSet, is_instance, schema_error
 from rewards.trajectories import Trajectory
 
 # BFCL writes the types of Python, Java and JavaScript. "" stands for a type it does not know.
@@ -67,6 +67,8 @@ def read_bfcl(
             yield _bfcl_row(row, gold, gold_file, f"{file.name}:{line}")
         except MalformedRowError as error:
             on_error(RowError(str(file), line, error.field, error.message))
+        except RecursionError:
+            on_error(RowError(str(file), line, "row", "nested too deep"))
 
 
 def _bfcl_row(
@@ -81,6 +83,9 @@ def _bfcl_row(
     if not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in question[0]):
         raise MalformedRowError("question", "a message is an object with a text as its content")
     functions = _functions(row.get("function"))
+    for function in functions.values():
+        if not isinstance(function["parameters"], dict):
+            raise MalformedRowError("function", f"tool {function['name']!r}: parameters: expected an object")
     try:
         ToolSet(functions.values())
     except ToolSchemaError as error:
@@ -151,10 +156,10 @@ def _gold_call(call: tuple[str, Mapping[str, Any]], functions: dict[str, dict[st
     return {"name": name, "arguments": gold}
 
 
-def _accepted(values: list[Any], schema: Mapping[str, Any], required: bool) -> Accepted:
+def _accepted(values: list[Any], schema: Any, required: bool) -> Accepted:
     """BFCL's list of accepted values; "" among them says that the argument may be left out."""
     optional = "" in values and not required
-    texts = schema.get("type", "string") in ("string", ["string", "null"])
+    texts = not isinstance(schema, dict) or schema.get("type", "string") in ("string", ["string", "null"])
     kept = [_nested(value) for value in values if value != "" or texts or (required and len(values) == 1)]
     if not kept and not optional:
         # No value at all is BFCL's way to write the empty list.
@@ -173,6 +178,8 @@ def _nested(value: Any) -> Any:
 
 def _widened(schema: Any, accepted: Accepted) -> Any:
     """The schema, or one that also takes the types of the accepted values that it refuses."""
+    if schema_error(schema):  # it refers to another part of the whole
+        return schema
     refused = []
     for value in accepted.values:
         plain = Gold(((GoldCall("", {"value": value}),),)).calls()[0][0]["arguments"]["value"]

@@ -46,9 +46,10 @@ def _hermes(row: Row, source: str) -> Trajectory:
         raise MalformedRowError("conversations", f"expected a list of messages, got {type(given).__name__}")
     messages: list[Any] = []
     for index, turn in enumerate(given):
-        if not isinstance(turn, Mapping) or turn.get("from") not in _ROLES or not isinstance(turn.get("value"), str):
+        role = _ROLES.get(str(turn.get("from"))) if isinstance(turn, Mapping) else None
+        if role is None or not isinstance(turn.get("value"), str):
             raise MalformedRowError(f"conversations[{index}]", "expected a known `from` and a text as `value`")
-        messages.append({"role": _ROLES[turn["from"]], "content": turn["value"]})
+        messages.append({"role": role, "content": turn["value"]})
     messages = as_messages(messages, "conversations")
     tools = as_tools(decoded(row, "tools") if row.get("tools") else _system_tools(messages), "tools")
     return Trajectory(tuple(messages), tools, gold_of(messages, "conversations"), identity(row, "id"), source)
