@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rewards.conversation import content_text
 from rewards.formats.chat import parse_message
 from rewards.gold import Gold, as_gold
 from rewards.lenient import written_calls
@@ -110,10 +111,11 @@ def opening(row: Trajectory | ContextAction) -> str:
         'what is up?'
     """
     messages = row.messages if isinstance(row, Trajectory) else row.context
-    content = next((message.get("content") for message in messages if message.get("role") == "user"), None)
-    if not content:
+    first = next((message for message in messages if message.get("role") == "user"), {})
+    # Parts that are no text tell conversations apart too.
+    text = content_text(first) or json.dumps(first.get("content") or "", sort_keys=True).strip('"')
+    if not text:
         return row.id if isinstance(row, Trajectory) else row.conversation
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return " ".join(text.lower().split())
 
 

@@ -73,6 +73,7 @@ def as_gold(gold: object, row: str | None = None) -> Gold:
 
     Args:
         gold: `[[{"name": …, "arguments": {…}}, …], …]` by step, its JSON text, or a `Gold`. Empty: no call is right.
+            `parameters` is an alias of `arguments`; a call without either has none.
         row: what to call the row in an error.
 
     Returns:
@@ -144,7 +145,7 @@ def _call(call: object, where: str) -> GoldCall:
         call = call._asdict()
     if not isinstance(call, Mapping):
         raise GoldError(f"{where}: expected an object, got {type(call).__name__}")
-    name, arguments = call.get("name"), call.get("arguments")
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
     if not isinstance(name, str) or not name:
         raise GoldError(f"{where}.name: expected a non-empty string, got {name!r}")
     if isinstance(arguments, str):
@@ -153,6 +154,10 @@ def _call(call: object, where: str) -> GoldCall:
             raise GoldError(f"{where}.arguments: the string is not JSON: {found.reason}")
         arguments = found.value
     if arguments is None:
+        # Read as none, they would make every right call a wrong one.
+        other = next((key for key in call if isinstance(call[key], Mapping)), None)
+        if other is not None and "arguments" not in call:
+            raise GoldError(f"{where}.arguments: missing, and {other!r} is not read")
         return GoldCall(name, {})
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         raise GoldError(f"{where}.arguments: expected an object, got {type(arguments).__name__}")

@@ -45,9 +45,12 @@ def warn_of_row(error: RowError) -> None:
 
 def read_lines(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The objects of a file of JSON lines, with their line numbers."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
+                continue
+            if not _is_utf8(line):
+                on_error(RowError(str(file), number, "row", "not UTF-8"))
                 continue
             try:
                 row = json.loads(line)
@@ -74,7 +77,7 @@ def read_rows(rows: Rows, on_error: Report) -> Iterator[tuple[str, str, int, Map
                 on_error(RowError("rows", index, "row", f"expected an object, got {type(row).__name__}"))
         return
     file = Path(rows)
-    with file.open(encoding="utf-8", errors="replace") as text:
+    with file.open(encoding="utf-8-sig", errors="replace") as text:
         is_array = _first_sign(text) == "["
     for line, row in read_array(file, on_error) if is_array else read_lines(file, on_error):
         yield str(file), file.name, line, row
@@ -82,7 +85,7 @@ def read_rows(rows: Rows, on_error: Report) -> Iterator[tuple[str, str, int, Map
 
 def _first_sign(text: TextIO) -> str:
     while sign := text.read(1):
-        if not sign.isspace() and sign != "\ufeff":
+        if not sign.isspace():
             # A line may hold a list too, and then it is a malformed row: an array's first element is an object.
             rest = text.read(256).lstrip() if sign == "[" else ""
             return sign if sign != "[" or rest[:1] in ("{", "]", "") else "?"
@@ -92,8 +95,8 @@ def _first_sign(text: TextIO) -> str:
 def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The objects of a file that holds one JSON array, with the lines where they begin; never the whole file."""
     decoder = json.JSONDecoder()
-    with file.open(encoding="utf-8", errors="replace") as text:
-        buffer, line, size = text.read(_CHUNK).lstrip("\ufeff"), 1, _CHUNK
+    with file.open(encoding="utf-8-sig", errors="surrogateescape") as text:
+        buffer, line, size = text.read(_CHUNK), 1, _CHUNK
         line += buffer[: buffer.index("[")].count("\n")
         buffer = buffer[buffer.index("[") + 1 :]
         while True:
@@ -101,6 +104,8 @@ def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
             line += buffer[: len(buffer) - len(rest)].count("\n")
             buffer = rest
             if buffer.startswith("]"):
+                if (buffer[1:] + text.read(_CHUNK)).strip():
+                    on_error(RowError(str(file), line, "row", "text after the end of the array is not read"))
                 return
             try:
                 row, end = decoder.raw_decode(buffer)
@@ -113,12 +118,23 @@ def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
                 buffer, size = buffer + more, 2 * size
                 continue
             size = _CHUNK
-            if isinstance(row, dict):
+            if not _is_utf8(buffer[:end]):
+                on_error(RowError(str(file), line, "row", "not UTF-8"))
+            elif isinstance(row, dict):
                 yield line, row
             else:
                 on_error(RowError(str(file), line, "row", f"expected an object, got {type(row).__name__}"))
             line += buffer[:end].count("\n")
             buffer = buffer[end:]
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether no byte had to be escaped when it was read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _may_go_on(error: Exception, length: int) -> bool:

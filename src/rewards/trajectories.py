@@ -1,7 +1,7 @@
 """The row that everything else reads: what was asked, with which tools, what was said, what was right."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +67,15 @@ class Trajectory:
             ValueError: `prompt` or `tools` is not what `to_row` writes; `GoldError`: nor is `gold`.
         """
         name = str(row.get("id", ""))
-        if not isinstance(row.get("prompt"), Sequence) or isinstance(row["prompt"], str):
-            raise ValueError(f"{name}: prompt: expected a list of messages, got {type(row.get('prompt')).__name__}")
+        prompt = row.get("prompt")
+        if not isinstance(prompt, (list, tuple)) or not all(isinstance(message, Mapping) for message in prompt):
+            raise ValueError(f"{name}: prompt: expected a list of messages, got {prompt!r:.80}")
         tools = row.get("tools") or ()
         try:
             tools = json.loads(tools) if isinstance(tools, str) else tools
         except ValueError as error:
             raise ValueError(f"{name}: tools: not JSON: {error}") from error
+        if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+            raise ValueError(f"{name}: tools: expected a list of schemas, got {tools!r:.80}")
         gold = None if row.get("gold") is None else as_gold(row["gold"], name)
-        return cls(tuple(row["prompt"]), tuple(tools), gold, name, str(row.get("source", "")))
+        return cls(tuple(prompt), tuple(tools), gold, name, str(row.get("source", "")))

@@ -47,6 +47,7 @@ F: dict[str, Any] = {"name": "f"}
         ([[{"name": 3}]], r"gold\[0\]\[0\].name"),
         ([[{"name": "f", "arguments": [1]}]], r"gold\[0\]\[0\].arguments"),
         ([[{"name": "f", "arguments": "{"}]], r"gold\[0\]\[0\].arguments"),
+        ([[{"name": "f", "args": {"x": 1}}]], r"gold\[0\]\[0\].arguments: missing, and 'args' is not read"),
         ([[call("f", x=Accepted(()))]], r"gold\[0\]\[0\].arguments.x: no accepted value"),
         ([[call("f", x=[{"$accepted": [], "$optional": True}])]], r"gold\[0\]\[0\].arguments.x: no accepted value"),
         ([[call("f", x={"y": {"$accepted": 1}})]], r"gold\[0\]\[0\].arguments.x"),
@@ -65,6 +66,8 @@ def test_gold_in_its_other_forms() -> None:
     assert plain == as_gold('[[{"name": "f", "arguments": {"x": 1}}]]')
     assert plain == as_gold([[{"name": "f", "arguments": '{"x": 1}'}], []])
     assert as_gold([[{"name": "f"}]]) == as_gold([[call("f")]])
+    assert as_gold([[{"name": "f", "parameters": {"x": 1}}]]) == plain
+    assert as_gold([[{"name": "f", "arguments": None, "result": {}}]]) == as_gold([[call("f")]])
     deep: Any = 1
     for _ in range(5_000):
         deep = [deep]
@@ -203,6 +206,11 @@ def test_trajectory() -> None:
         Trajectory.from_row({"id": "r2", "prompt": "Hi"})
     with pytest.raises(ValueError, match="r2: tools"):
         Trajectory.from_row({"id": "r2", "prompt": [user], "tools": "["})
+    with pytest.raises(ValueError, match="r2: prompt"):
+        Trajectory.from_row({"id": "r2", "prompt": [3]})
+    for tools in ('{"name": "f"}', "5", ["f"]):
+        with pytest.raises(ValueError, match="r2: tools: expected a list of schemas"):
+            Trajectory.from_row({"id": "r2", "prompt": [user], "tools": tools})
     with pytest.raises(GoldError, match="r2: gold"):
         Trajectory.from_row({"id": "r2", "prompt": [user], "gold": "["})
     with pytest.raises(ValueError, match="mask: 1 entries for 2 token_ids"):

@@ -237,6 +237,14 @@ def test_files(tmp_path: Path) -> None:
     assert [error.line for error in errors] == [1, 3]
     assert load("") == load("[]") == load(" \n") == []
     assert errors == []
+    assert load("\ufeff" + '{"a": 1}') == load("\ufeff" + '[{"a": 1}]') == [(1, {"a": 1})]
+    assert errors == []
+    assert load('[{"a": 1}]\n{"a": 2}') == [(1, {"a": 1})]
+    assert "text after the end" in errors.pop().message
+    for text in (b'{"a": 1}\n{"a": "\xff"}\n{}', b'[{"a": 1},\n{"a": "\xff"},\n{}]'):
+        (tmp_path / "rows.json").write_bytes(text)
+        assert [line for _, _, line, _ in read_rows(tmp_path / "rows.json", errors.append)] == [1, 3]
+        assert str(errors.pop()).endswith("rows.json:2: row: not UTF-8")
     (row,) = read_rows(iter([{"a": 1}, 3]), errors.append)  # type: ignore[list-item]
     assert row == ("rows", "rows", 1, {"a": 1})
     assert str(errors[0]) == "rows:2: row: expected an object, got int"
@@ -258,6 +266,8 @@ def test_tables_fill_messages_with_nulls() -> None:
     assert row.messages == (USER, {"role": "assistant", "content": "x"})
     assert row.gold is not None
     assert row.gold.steps == ()
+    (bracket,) = read_chat([{"prompt": "[INST] Hi", "completion": " [1] See."}])
+    assert [message["content"] for message in bracket.messages] == ["[INST] Hi", " [1] See."]
     (task,) = read_chat([{"prompt": "?", "completion": None}])
     assert task.gold is None
 
@@ -284,6 +294,10 @@ def test_splits_have_their_share_and_errors_say_why() -> None:
     assert len(sizes) > 1
     assert all(140 < size < 260 for size in sizes)
     assert {opening(Trajectory((), id="a")), opening(Trajectory((), id="b"))} == {"a", "b"}
+    parts = Trajectory(({"role": "user", "content": [{"type": "text", "text": "What?"}]},))
+    assert opening(parts) == opening(Trajectory(({"role": "user", "content": "what? "},)))
+    images = [Trajectory(({"role": "user", "content": [{"type": "image", "url": url}]},)) for url in "ab"]
+    assert len(set(map(opening, images))) == 2
     with pytest.raises(ValueError, match=r"eval_share: expected a share in \[0, 1\], got 1.5"):
         split_by_conversation(rows, 1.5)
     with pytest.raises(ValueError, match="first: expected at least 1"):

@@ -1,10 +1,14 @@
 """Rows in the chat format: `messages` or `prompt` and `completion`, with `tools`; SLCA's released rows."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from rewards.readers._fields import Row, as_messages, as_tools, decoded, gold, gold_of, identity, read
 from rewards.rows import MalformedRowError, Report, Rows, warn_of_row
 from rewards.trajectories import Trajectory
+
+# A plain text may begin with a bracket too.
+_MESSAGES = re.compile(r"\s*\[\s*[{\]]")
 
 
 def read_chat(rows: Rows, on_error: Report = warn_of_row) -> Iterator[Trajectory]:
@@ -50,7 +54,7 @@ def _chat(row: Row, source: str) -> Trajectory:
 
 def _side(row: Row, field: str, role: str) -> list[dict[str, object]]:
     value = row[field]
-    if isinstance(value, str) and not value.lstrip().startswith("["):
+    if isinstance(value, str) and not _MESSAGES.match(value):
         return [{"role": role, "content": value}]
     return as_messages(decoded(row, field), field)
 
