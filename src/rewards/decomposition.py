@@ -112,8 +112,9 @@ def opening(row: Trajectory | ContextAction) -> str:
     """
     messages = row.messages if isinstance(row, Trajectory) else row.context
     first = next((message for message in messages if message.get("role") == "user"), {})
+    content = first.get("content")
     # Parts that are no text tell conversations apart too.
-    text = content_text(first) or json.dumps(first.get("content") or "", sort_keys=True).strip('"')
+    text = content_text(first) or (json.dumps(content, sort_keys=True) if content else "")
     if not text:
         return row.id if isinstance(row, Trajectory) else row.conversation
     return " ".join(text.lower().split())

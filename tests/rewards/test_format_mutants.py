@@ -100,7 +100,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "splits by row": (
         "decomposition:split_by_conversation", "[seed, key(row)]", "[seed, key(row), row.id]", check_split,
     ),
-    "knows a conversation by its id": ("decomposition:opening", "if not content:", "if True:", check_split),
+    "knows a conversation by its id": ("decomposition:opening", "if not text:", "if True:", check_split),
     "does not join parallel calls": (
         "readers.toucan:_merged", "if joins and not content:", "if False:", check_toucan,
     ),
