@@ -29,7 +29,12 @@ class ActionScore:
 
 
 def action_score(
-    turns: Sequence[str | ParsedCalls], gold: object, tools: Tools | None, *, row: str | None = None
+    turns: Sequence[str | ParsedCalls],
+    gold: object,
+    tools: Tools | None,
+    *,
+    row: str | None = None,
+    format: str = "hermes",
 ) -> ActionScore:
     """ToolPO's action reward: the share of gold calls that were made.
 
@@ -44,6 +49,7 @@ def action_score(
         gold: gold calls by step, as in `process_score`.
         tools: OpenAI-style tool schemas or a `ToolSet`, which say where null may stand for a missing key.
         row: what to call the row in an error.
+        format: the format of calls in texts, as in `parse_tool_calls`.
 
     Returns:
         The counts and the score in [0, 1]. No model output raises.
@@ -58,9 +64,9 @@ def action_score(
 
     Reference: SLCA appendix C.4; the pairing and the empty case are ours.
     """
-    predicted = [call for step in read_turns(turns) for call in step.valid]
-    expected = as_gold(gold, row).flat
     toolset = None if tools is None else as_toolset(tools)
+    predicted = [call for step in read_turns(turns, format, toolset) for call in step.valid]
+    expected = as_gold(gold, row).flat
     if not expected:
         return ActionScore(0, 0, 0.0 if predicted else 1.0)
     correct = 0
@@ -99,6 +105,7 @@ def planner_score(
     *,
     repeat_penalty: float = 0.1,
     error_penalty: float = 0.2,
+    format: str = "hermes",
 ) -> PlannerScore:
     """RLTR's reward of a planner.
 
@@ -113,6 +120,7 @@ def planner_score(
         tool_results: what the tools answered; a text is an error if it is a JSON object with a true "error".
         repeat_penalty: taken off for each repeat.
         error_penalty: taken off for each error.
+        format: the format of calls in texts, as in `parse_tool_calls`.
 
     Returns:
         The parts and the total; a violation is −1 though completeness be absent. No model output raises.
@@ -131,7 +139,7 @@ def planner_score(
     """
     if completeness is not None and not 0 <= completeness <= 1:
         raise ValueError(f"completeness: expected a number in [0, 1] or None, got {completeness}")
-    steps = read_turns(turns)
+    steps = read_turns(turns, format)
     calls = [(call.name, canonical(call.arguments)) for step in steps for call in step.valid]
     repeats = len(calls) - len(set(calls))
     errors = sum(map(is_error, tool_results))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewards.calls import parse_tool_calls
+from rewards.calls import ParsedCalls, parse_tool_calls
 
 Completion = str | Sequence[Mapping[str, Any]]
 
@@ -23,6 +23,23 @@ def assistant_turns(completion: Completion) -> list[str]:
     return [turn_text(message) for message in completion if message.get("role") == "assistant"]
 
 
+def parsed_turns(completion: Completion, format: str = "hermes") -> list[ParsedCalls]:
+    """The calls of each assistant text: `tool_calls` of a message, or what its content says in the format.
+
+    Example:
+        >>> (turn,) = parsed_turns('{"name": "now", "parameters": {}}', "llama3_json")
+        >>> turn.calls[0].name
+        'now'
+    """
+    if isinstance(completion, str):
+        return [parse_tool_calls(completion, format)]
+    return [_parsed(message, format) for message in completion if message.get("role") == "assistant"]
+
+
+def _parsed(message: Mapping[str, Any], format: str) -> ParsedCalls:
+    return parse_tool_calls(turn_text(message), "hermes" if message.get("tool_calls") else format)
+
+
 def tool_results(completion: Completion) -> list[str]:
     """What the tools answered, in order.
 
@@ -35,8 +52,10 @@ def tool_results(completion: Completion) -> list[str]:
     return [content_text(message) for message in completion if message.get("role") == "tool"]
 
 
-def closing_answer(completion: Completion) -> str:
+def closing_answer(completion: Completion, format: str = "hermes") -> str:
     """The text in which the rollout ends, without reasoning; "" where it ends in a call, a result or in reasoning.
+
+    `format` is that of calls in texts.
 
     Example:
         >>> closing_answer([{"role": "assistant", "content": "<think>2 + 2</think>It is 4."}])
@@ -45,11 +64,13 @@ def closing_answer(completion: Completion) -> str:
         ''
     """
     if isinstance(completion, str):
-        text = completion
+        text, parsed = completion, parse_tool_calls(completion, format)
     else:
         last = completion[-1] if completion else {}
-        text = turn_text(last) if last.get("role") == "assistant" else ""
-    if parse_tool_calls(text).num_open:
+        if last.get("role") != "assistant":
+            return ""
+        text, parsed = turn_text(last), _parsed(last, format)
+    if parsed.num_open:
         return ""
     _, _, said = text.rpartition("</think>")
     return said.partition("<think>")[0].strip()

@@ -29,6 +29,7 @@ def guard_omission(
     *,
     required: bool,
     penalty: float = -0.5,
+    format: str = "hermes",
 ) -> GuardedScore:
     """Put the penalty in the place of the summary reward where a required call was omitted.
 
@@ -43,6 +44,7 @@ def guard_omission(
         success: whether the rollout would count as a success.
         required: whether the task needs a tool.
         penalty: the reward of an omission.
+        format: the format of calls in texts, as in `parse_tool_calls`; what opens a call there is its opening tag.
 
     Returns:
         Reward, success, and whether the guard acted. No model output raises.
@@ -56,5 +58,5 @@ def guard_omission(
 
     Reference: SLCA eq. 21, appendix A.5. `credit.omission_guard` is the same rule on tensors, with the tool reward.
     """
-    omitted = required and not sum(step.num_open for step in read_turns(turns))
+    omitted = required and not sum(step.num_open for step in read_turns(turns, format))
     return GuardedScore(penalty if omitted else summary, success and not omitted, omitted)

@@ -17,13 +17,16 @@ from rewards.adapters.trl import (
     SolvedReward,
     SummaryJudgeReward,
 )
+from rewards.baselines import planner_score
 from rewards.conversation import assistant_turns, closing_answer, content_text, question_text, tool_results
 from rewards.gold import GoldError
+from rewards.guard import guard_omission
 from rewards.judge import SummaryJudge
 from rewards.process import process_score
 from rewards.schema import ToolSchemaError
 from rewards.verdicts import CompletenessJudge, SolvedJudge
 from tests.rewards.checks import TOOLS, block, call
+from tests.rewards.format_checks import FORMATS, write
 from tests.rewards.judge_checks import FAST, rated
 from tests.rewards.servers import completion, fails, says, serving
 
@@ -150,6 +153,19 @@ def test_errors_name_the_row_and_the_field() -> None:
         AnswerReward()(completions=["Answer: 4"] * 2, answer=[None, ""])
     with pytest.raises(ValueError, match="answer: 1 cells"):
         AnswerReward()(completions=["a", "b"], answer=["4"])
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "qwen3_coder"])
+def test_every_format_is_scored(format: str) -> None:
+    raw = [{"role": "assistant", "content": write([call("add", a=1)], format)}]
+    parsed = [{"role": "assistant", "content": "", "tool_calls": [{"function": call("add", a=1)}]}]
+    batch = trl_batch(completions=[raw, parsed, raw[0]["content"]])
+    for reward in (ProcessReward(format=format), ReferenceReward(format), ActionReward(format)):
+        assert reward(**batch) == [1.0] * 3, reward
+    assert SummaryJudgeReward(format=format)(**batch) == [0.0] * 3
+    one = raw[0]["content"]
+    assert not guard_omission([one], 1.0, True, required=True, format=format).omitted
+    assert planner_score([one, one], 1.0, format=format).repeats == 1
 
 
 def test_no_message_of_a_model_raises() -> None:

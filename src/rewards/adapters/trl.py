@@ -1,7 +1,8 @@
 """Reward functions for TRL, as callables that pickle: settings only, and a name that reads well in the log.
 
 Each takes what TRL hands to a reward function: `prompts`, `completions` and the columns of the data set, by keyword.
-Where a rollout function forwards `rollout_messages`, these are scored instead of `completions`. Columns may be JSON
+Where a rollout function forwards `rollout_messages`, these are scored instead of `completions`. `format` is that of
+calls in texts, as in `parse_tool_calls`; calls that TRL has parsed (`tool_calls`) need none. Columns may be JSON
 texts or lists: `gold` (calls by step), `tools` (OpenAI schemas), `facts` (texts and numbers), `answer` (a reference
 answer). A row whose cell is None is not scored: its reward is None, which is absent and not 0.
 """
@@ -14,7 +15,8 @@ from typing import Any, ClassVar
 
 from rewards.answers import verify_answers
 from rewards.baselines import action_score, planner_score
-from rewards.conversation import assistant_turns, closing_answer, question_text, tool_results
+from rewards.calls import ParsedCalls
+from rewards.conversation import assistant_turns, closing_answer, parsed_turns, question_text, tool_results
 from rewards.gold import Gold, as_gold
 from rewards.judge import JudgeItem, JudgeResult, SummaryJudge, count_results
 from rewards.outcomes import reference_rule
@@ -39,13 +41,14 @@ class ProcessReward:
     """
 
     weights: ProcessWeights = field(default_factory=ProcessWeights)
+    format: str = "hermes"
     __name__: ClassVar[str] = "process"
 
     def __call__(self, completions: Sequence[Any], gold: Sequence[Any], **columns: Any) -> Rewards:
-        def score(turns: list[str], wanted: Gold, tools: ToolSet | None) -> float:
+        def score(turns: list[ParsedCalls], wanted: Gold, tools: ToolSet | None) -> float:
             return process_score(turns, wanted, tools, self.weights).total
 
-        return _by_gold(score, completions, gold, columns)
+        return _by_gold(score, completions, gold, columns, self.format)
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,11 @@ class ReferenceReward:
     Reference: SLCA eq. 28.
     """
 
+    format: str = "hermes"
     __name__: ClassVar[str] = "reference_rule"
 
     def __call__(self, completions: Sequence[Any], gold: Sequence[Any], **columns: Any) -> Rewards:
-        return _by_gold(lambda *row: float(reference_rule(*row)), completions, gold, columns)
+        return _by_gold(lambda *row: float(reference_rule(*row)), completions, gold, columns, self.format)
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,11 @@ class ActionReward:
     Reference: SLCA appendix C.4.
     """
 
+    format: str = "hermes"
     __name__: ClassVar[str] = "toolpo_action"
 
     def __call__(self, completions: Sequence[Any], gold: Sequence[Any], **columns: Any) -> Rewards:
-        return _by_gold(lambda *row: action_score(*row).score, completions, gold, columns)
+        return _by_gold(lambda *row: action_score(*row).score, completions, gold, columns, self.format)
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,11 @@ class SummaryJudgeReward:
     """
 
     judge: SummaryJudge | RuleJudge = field(default_factory=RuleJudge)
+    format: str = "hermes"
     __name__: ClassVar[str] = "summary_judge"
 
     def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] = (), **columns: Any) -> Rewards:
-        items = _items(prompts, completions, columns)
+        items = _items(prompts, completions, columns, self.format)
         if isinstance(self.judge, RuleJudge):
             facts = _column("facts", columns.get("facts"), len(items))
             results = [self.judge(*item, facts=row) for item, row in zip(items, facts)]
@@ -112,10 +118,11 @@ class SolvedReward:
     """
 
     judge: SolvedJudge
+    format: str = "hermes"
     __name__: ClassVar[str] = "toolpo_solved"
 
     def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] = (), **columns: Any) -> Rewards:
-        return _logged(self.judge.batch(_items(prompts, completions, columns)), self.__name__, columns)
+        return _logged(self.judge.batch(_items(prompts, completions, columns, self.format)), self.__name__, columns)
 
 
 @dataclass(frozen=True)
@@ -126,13 +133,14 @@ class PlannerReward:
     """
 
     judge: CompletenessJudge
+    format: str = "hermes"
     __name__: ClassVar[str] = "rltr_planner"
 
     def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] = (), **columns: Any) -> Rewards:
-        complete = _logged(self.judge.batch(_items(prompts, completions, columns)), self.__name__, columns)
+        complete = _logged(self.judge.batch(_items(prompts, completions, columns, self.format)), self.__name__, columns)
         rollouts = _rollouts(completions, columns)
         return [
-            planner_score(assistant_turns(rollout), share, tool_results(rollout)).total
+            planner_score(parsed_turns(rollout, self.format), share, tool_results(rollout)).total
             for rollout, share in zip(rollouts, complete)
         ]
 
@@ -167,20 +175,21 @@ def _rollouts(completions: Sequence[Any], columns: dict[str, Any]) -> Sequence[A
     return completions if messages is None else messages
 
 
-def _items(prompts: Sequence[Any], completions: Sequence[Any], columns: dict[str, Any]) -> list[JudgeItem]:
+def _items(prompts: Sequence[Any], completions: Sequence[Any], columns: dict[str, Any], format: str) -> list[JudgeItem]:
     rollouts = _rollouts(completions, columns)
     questions = [question_text(prompt) for prompt in prompts] or [""] * len(rollouts)
     return [
-        JudgeItem(question, tuple(tool_results(rollout)), closing_answer(rollout))
+        JudgeItem(question, tuple(tool_results(rollout)), closing_answer(rollout, format))
         for question, rollout in zip(questions, rollouts, strict=True)
     ]
 
 
 def _by_gold(
-    score: Callable[[list[str], Gold, ToolSet | None], float],
+    score: Callable[[list[ParsedCalls], Gold, ToolSet | None], float],
     completions: Sequence[Any],
     gold: Sequence[Any],
     columns: dict[str, Any],
+    format: str,
 ) -> Rewards:
     rollouts = _rollouts(completions, columns)
     if len(gold) != len(rollouts):
@@ -195,7 +204,7 @@ def _by_gold(
             toolset = None if schemas is None else _toolset(json.dumps(schemas))
         except (ToolSchemaError, TypeError) as error:
             raise ToolSchemaError(f"row {index}: {error}") from error
-        rewards.append(score(assistant_turns(rollout), as_gold(steps, f"row {index}"), toolset))
+        rewards.append(score(parsed_turns(rollout, format), as_gold(steps, f"row {index}"), toolset))
     return rewards
 
 
