@@ -22,8 +22,10 @@ from moe_routing.metrics import (
 from moe_routing.objectives import token_consistency_loss, token_objective
 from moe_routing.operations import OperationRules
 from moe_routing.policy import kappa_advantage_objective, kappa_ratio_objective
+from moe_routing.report import routing_report
 from moe_routing.router import router_log_probs, router_probs
 from moe_routing.specialization import RoutingDrift, routing_drift, specialization_gap
+from moe_routing.summary import RoutingSummary
 from moe_routing.sums import SumCount
 from moe_routing.turns import turn_control, turn_objective
 from moe_routing.variants import outlier_reg, routing_reg, switch_reg, turn_switch_reg
@@ -35,6 +37,7 @@ __all__ = [
     "OperationRules",
     "RouterInjection",
     "RoutingDrift",
+    "RoutingSummary",
     "SumCount",
     "TurnStatistics",
     "add_injection",
@@ -66,6 +69,7 @@ __all__ = [
     "router_z_loss",
     "routing_drift",
     "routing_reg",
+    "routing_report",
     "shift_histogram",
     "specialization_gap",
     "steer_router",
