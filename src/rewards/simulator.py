@@ -164,7 +164,7 @@ def _error(problem: Problem) -> str:
 
 
 def _shaped(schema: object, draw: random.Random, depth: int) -> Any:
-    """A value of the schema's shape; bounds and references are followed as far as a mock needs."""
+    """A value of the schema's shape; bounds are kept as far as a mock needs, references are not followed."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST_ANSWER:
         return draw.choice(_WORDS)
     if "const" in schema:

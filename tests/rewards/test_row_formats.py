@@ -158,6 +158,15 @@ def test_xlam_types() -> None:
     assert schema["required"] == ["a", "c", "d", "f"]
 
 
+def test_xlam_gold_fits_its_own_schema() -> None:
+    tools = [{"name": "f", "parameters": {"a": {"type": "str"}, "b": {"type": "int, optional"}}}]
+    answer = [{"name": "f", "arguments": {"a": 5}}, {"name": "f", "arguments": {"a": "x", "b": [1]}}]
+    (row,) = read_xlam([{"query": "?", "tools": json.dumps(tools), "answers": json.dumps(answer)}])
+    assert process_score([block(*answer)], row.gold, row.tools).total == 1.0
+    wrong = [answer[0], {"name": "f", "arguments": {"a": {}, "b": [1]}}]
+    assert process_score([block(*wrong)], row.gold, row.tools).format == 0.5
+
+
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (read_chat, {}, "messages"),
     (read_chat, {"messages": []}, "messages"),

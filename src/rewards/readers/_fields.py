@@ -9,10 +9,11 @@ from rewards.formats.chat import parse_message
 from rewards.gold import Gold, GoldError, as_gold
 from rewards.lenient import written_calls
 from rewards.rows import MalformedRowError, Report, RowError, Rows, read_rows
-from rewards.schema import ToolSchemaError, ToolSet
+from rewards.schema import ToolSchemaError, ToolSet, is_instance, schema_error
 from rewards.trajectories import Message, Trajectory
 
 Row = Mapping[str, Any]
+_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -116,3 +117,14 @@ def gold(steps: object, field: str) -> Gold:
         return as_gold(steps)
     except GoldError as error:
         raise MalformedRowError(field, str(error)) from error
+
+
+def widened(schema: Any, values: Sequence[Any]) -> Any:
+    """The schema, or one that also takes the types of the gold values that it refuses.
+
+    For data whose types are loose: else the right answer would be an invalid call.
+    """
+    if schema_error(schema):  # it refers to another part of the whole
+        return schema
+    refused = {_TYPE_NAMES.get(type(value), "null") for value in values if not is_instance(value, schema)}
+    return {"anyOf": [schema, {"type": sorted(refused)}]} if refused else schema

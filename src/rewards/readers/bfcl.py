@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
+from rewards.readers._fields import widened
 from rewards.rows import MalformedRowError, Report, RowError, read_lines, warn_of_row
-from rewards.schema import ToolSchemaError, ToolSet, is_instance, schema_error
+from rewards.schema import ToolSchemaError, ToolSet
 from rewards.trajectories import Trajectory
 
 # BFCL writes the types of Python, Java and JavaScript. "" stands for a type it does not know.
@@ -178,19 +179,10 @@ def _nested(value: Any) -> Any:
 
 def _widened(schema: Any, accepted: Accepted) -> Any:
     """The schema, or one that also takes the types of the accepted values that it refuses."""
-    if schema_error(schema):  # it refers to another part of the whole
-        return schema
-    refused = []
-    for value in accepted.values:
-        plain = Gold(((GoldCall("", {"value": value}),),)).calls()[0][0]["arguments"]["value"]
-        if not is_instance(plain, schema):
-            refused.append(_type_name(plain))
-    return {"anyOf": [schema, {"type": sorted(set(refused))}]} if refused else schema
-
-
-def _type_name(value: Any) -> str:
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    return names.get(type(value), "null")
+    plain = [
+        Gold(((GoldCall("", {"value": value}),),)).calls()[0][0]["arguments"]["value"] for value in accepted.values
+    ]
+    return widened(schema, plain)
 
 
 def standard_types(schema: Any) -> Any:

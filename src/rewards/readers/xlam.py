@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewards.readers._fields import Row, as_tools, decoded, gold, identity, read
+from rewards.readers._fields import Row, as_tools, decoded, gold, identity, read, widened
 from rewards.readers.bfcl import standard_types
 from rewards.rows import MalformedRowError, Report, Rows, warn_of_row
 from rewards.trajectories import Trajectory
@@ -19,8 +19,8 @@ def read_xlam(rows: Rows, on_error: Report = warn_of_row) -> Iterator[Trajectory
     """Read xLAM's rows: `query`, and JSON texts of `tools` and `answers`.
 
     A parameter's type is Python's ("str, optional", "List[int]"): its head becomes the JSON type, an unknown one says
-    nothing. What is not "optional" and has no default is required, unless the row's own answer leaves it out. Gold is
-    one step of parallel calls.
+    nothing. What is not "optional" and has no default is required, unless the row's own answer leaves it out; an
+    answer of another type widens the schema by that type. Gold is one step of parallel calls.
 
     Args:
         rows: a file of JSON lines or one JSON array, or the rows themselves.
@@ -52,22 +52,25 @@ def _xlam(row: Row, source: str) -> Trajectory:
     known = gold([answers], "answers")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MalformedRowError("tools", "expected a list of objects")
-    given: dict[str, list[set[str]]] = {}
+    given: dict[str, list[Mapping[str, Any]]] = {}
     for call in known.flat:
-        given.setdefault(call.name, []).append(set(call.arguments))
+        given.setdefault(call.name, []).append(call.arguments)
     made = [{"type": "function", "function": _function(tool, given)} for tool in tools]
     message = {"role": "user", "content": query}
     return Trajectory((message,), as_tools(made, "tools"), known, identity(row, "id"), source)
 
 
-def _function(tool: Mapping[str, Any], given: Mapping[str, list[set[str]]]) -> dict[str, Any]:
+def _function(tool: Mapping[str, Any], given: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
     parameters = tool.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise MalformedRowError("tools", f"parameters: expected an object, got {type(parameters).__name__}")
     if isinstance(parameters.get("properties"), Mapping) and isinstance(parameters.get("type"), str):
         return {**tool, "parameters": standard_types(parameters)}
     uses = given.get(str(tool.get("name")), [])
-    properties = {key: _schema(value) for key, value in parameters.items()}
+    properties = {
+        key: widened(_schema(value), [arguments[key] for arguments in uses if key in arguments])
+        for key, value in parameters.items()
+    }
     required = [
         key for key, value in parameters.items() if _is_required(value) and all(key in arguments for arguments in uses)
     ]
