@@ -180,7 +180,9 @@ class ChatEndpoint:
         if key not in _connections:
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
             client = httpx2.Client(timeout=self.timeout, limits=limits)
-            _connections.setdefault(key, _Connection(client, threading.BoundedSemaphore(self.concurrency)))
+            made = _Connection(client, threading.BoundedSemaphore(self.concurrency))
+            if _connections.setdefault(key, made) is not made:  # another thread was first
+                client.close()
         return _connections[key]
 
 

@@ -90,7 +90,8 @@ def simulate(
         call: a parsed call, or `{"name": …, "arguments": …}`.
         tools: OpenAI-style tool schemas or a `ToolSet`.
         mocker: answers valid calls.
-        validate: False forwards every call to the mocker, without a schema: the paper's ablation.
+        validate: False forwards every call to the mocker, without a schema: the paper's ablation. An attempt that
+            could not be read is no call, and gets its error all the same.
 
     Returns:
         The answer. No model output raises; what the mocker raises comes through.
@@ -108,7 +109,7 @@ def simulate(
     Reference: SLCA section 3.4, appendix C.3.
     """
     toolset, made = as_toolset(tools), as_call(call)
-    if not validate:
+    if made.status == "ok" and not validate:
         return ToolResponse(mocker(made, None), None, made.name)
     problems = toolset.validate(made)
     if problems:

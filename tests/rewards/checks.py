@@ -377,6 +377,7 @@ def check_simulator() -> None:
     assert right != simulate(call("add", a=1, b=3), TOOLS)
     assert right != simulate(call("add", a=1, b=2), TOOLS, DeterministicMocker(seed=1))
     assert simulate(call("sub", a="x"), TOOLS, validate=False).error is None
+    assert [a.error for a in answer_calls(f"{OPEN}broken{CLOSE}", TOOLS, validate=False)] == ["invalid_call"]
 
     seen: list[str] = []
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +12,10 @@ from datasets import Dataset
 
 from credit.adapters.trl import CreditGRPOTrainer
 from credit.adapters.trl_rollout import ToolRollout, row_tools
+from rewards import LLMMocker
 from rewards.simulator import answer_calls
 from tests.credit.adapters.scripted import CALL, END, TEMPLATES, masks_of, record, script_generate
+from tests.rewards.servers import says, serving
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -210,6 +214,22 @@ def test_the_simulator_answers(trainer, dataset):
         # Only rows that bring the tool get an answer that is no error.
         assert all(("error" in turn["content"]) != row["needs_tool"] for turn in results)
         assert all(turn["name"] == "weather" for turn in results)
+
+
+def test_a_language_model_behind_an_endpoint_answers_the_calls_of_a_step_side_by_side(trainer):
+    def slowly(handler):
+        time.sleep(0.2)
+        says("<tool_response>sunny</tool_response>")(handler)
+
+    with serving(slowly) as server:
+        run = trainer(respond=partial(answer_calls, mocker=LLMMocker(server.url, "mocker")))
+        batches = record(run)
+        run.train()
+    results = [m for row in batches[0]["rows"] for m in row["rollout_messages"] if m["role"] == "tool"]
+    assert {result["content"] for result in results if "error" not in result["content"]} == {"sunny"}
+    # A row that does not bring the tool is refused before any model is asked.
+    assert any("error" in result["content"] for result in results)
+    assert server.most > 1
 
 
 def test_a_template_that_names_the_tool_asks_for_names(trainer, tokenizer, monkeypatch):
