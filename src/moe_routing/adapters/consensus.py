@@ -30,6 +30,19 @@ def fixed_consensus(
         NotImplementedError: if the selection of a router of the model cannot be replaced.
 
     Reference: paper appendix C.1, table 5; ties of the consensus go to the lower index.
+
+    >>> import torch
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    >>> model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4)).eval()
+    >>> ids = torch.arange(6).reshape(1, 6)
+    >>> field = torch.tensor([[-1, -1, 0, 0, 0, 0]])
+    >>> default = torch.tensor([[[0, 1]], [[0, 1]], [[1, 2]], [[2, 3]], [[1, 2]], [[0, 2]]])
+    >>> with fixed_consensus(model, default, field), record_selection(model) as trace, torch.no_grad():
+    ...     _ = model(ids)
+    >>> trace.selected[2:, 0].tolist()
+    [[2, 1], [2, 1], [2, 1], [2, 1]]
     """
     flat = field.reshape(-1)
     check_tokens("field", flat, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
@@ -66,7 +79,8 @@ def consensus_likelihood(
 
     Args:
         model: a causal language model with replaceable routers, in evaluation mode.
-        input_ids: the trajectories; ``field``: field id per token, -1 outside generated fields.
+        input_ids: the trajectories.
+        field: field id per token, -1 outside generated fields.
         attention_mask: False at padding.
 
     Returns:
@@ -77,6 +91,16 @@ def consensus_likelihood(
         NotImplementedError: if the selection of a router of the model cannot be replaced.
 
     Reference: paper appendix C.1, table 5.
+
+    >>> import torch
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    >>> model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4)).eval()
+    >>> ids = torch.arange(6).reshape(1, 6)
+    >>> likelihood = consensus_likelihood(model, ids, torch.tensor([[-1, -1, 0, 0, 0, 0]]))
+    >>> int(likelihood.fixed.count), bool(likelihood.default.compute() < 0)
+    (4, True)
     """
     require_shape("field", field, tuple(input_ids.shape), "input_ids")
     if model.training:

@@ -31,6 +31,18 @@ def low_rank_router(model: nn.Module, num_groups: int, *, num_ranks: int = 1) ->
             selects within groups, which would keep the tiers from spreading.
 
     Reference: paper appendix C.1; the lexicographic order and the mixing of biases are ours.
+
+    >>> import torch
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    >>> model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4)).eval()
+    >>> ids = torch.arange(6).reshape(1, 6)
+    >>> from moe_routing.adapters.replay import record_selection
+    >>> with low_rank_router(model, 1, num_ranks=2), record_selection(model) as trace, torch.no_grad():
+    ...     _ = model(ids)
+    >>> trace.selected[0].tolist()  # the first expert of each rank
+    [[0, 2]]
     """
     routers = replaceable_routers(model)
     tables = [_low_rank_tables(router, num_groups, num_ranks) for router in routers]

@@ -115,6 +115,19 @@ def record_selection(model: nn.Module) -> Iterator[SelectionTrace]:
     Raises:
         ValueError: if the model has no router.
         NotImplementedError: if the selection of a router of the model cannot be replaced.
+
+    Reference: ours; the form is that of rollout engines.
+
+    >>> import torch
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    >>> model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4)).eval()
+    >>> ids = torch.arange(6).reshape(1, 6)
+    >>> with record_selection(model) as trace, torch.no_grad():
+    ...     _ = model(ids)
+    >>> trace.selected.shape
+    torch.Size([6, 1, 2])
     """
     routers = replaceable_routers(model)
     trace = SelectionTrace(len(routers))

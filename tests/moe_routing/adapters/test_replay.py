@@ -81,6 +81,21 @@ def test_replaying_the_own_selection_is_bitwise_nothing(family):
     assert_restored(before, model)
 
 
+@pytest.mark.parametrize("family", MAIN)
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_replay_is_exact_in_bf16_with_grouped_experts(family, renormalise):
+    model = tiny_model(family).bfloat16()
+    model.set_experts_implementation("grouped_mm" if family != "gpt_oss" else "eager")
+    for router in replaceable_routers(model):
+        if hasattr(router.site.module, "norm_topk_prob"):
+            router.site.module.norm_topk_prob = renormalise
+    loss, gradients = run(model)
+    with RoutingReplay(model, own_selection(model).short()):
+        again, replayed = run(model)
+    assert torch.equal(loss, again)
+    assert steering.equal(gradients, replayed)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_foreign_selection_is_what_the_experts_receive(family):
     """Experts get the recorded ids with the weights of the current scores, and the router the gradient of that."""
