@@ -69,6 +69,8 @@ class RouterFamily:
             tensor.
         attach: path from the recorded module to the router, where the library records an enclosing block.
         routers: names of the recorded classes to take, where a router is recorded under two classes.
+        random: whether the router draws random numbers in training, so that it cannot be run twice.
+        narrow: whether its experts fail on routing weights wider than the hidden states.
         limits: where the control of the family ends in an error.
         refused: why the family cannot be controlled; empty when it can.
     """
@@ -79,6 +81,8 @@ class RouterFamily:
     source: str = ""
     attach: str = ""
     routers: tuple[str, ...] = ()
+    random: bool = False
+    narrow: bool = False
     limits: str = ""
     refused: str = ""
 
@@ -112,7 +116,6 @@ _FAMILIES: dict[str, str] = {
     "softmax over the top-k": (
         "granitemoe granitemoe_swa granitemoehybrid granitemoeshared aria openai_privacy_filter"
     ),
-    "softmax over the top-k, with a backward pass of its own (sparsemixer)": "phimoe",
     "sigmoid, selection bias, selection limited to groups": (
         "deepseek_v3 deepseek_v32 axk1 axk2 bailing_hybrid beam dots1 dots3_note exaone_moe glm4_moe glm4_moe_lite "
         "glm4v_moe glm5_next glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
@@ -136,14 +139,20 @@ FAMILIES: dict[str, RouterFamily] = {
         limits="only with `scoring_func` softmax or sigmoid; the default, sqrtsoftplus, is refused",
     ),
     "gpt_oss": RouterFamily("softmax over the top-k", limits="not with fused mxfp4 experts, which bypass the router"),
-    "llama4": RouterFamily("sigmoid of the top-k", "sigmoid", highest_logits),
+    "llama4": RouterFamily("sigmoid of the top-k", "sigmoid", highest_logits, narrow=True),
     "jetmoe": RouterFamily(
         "softmax over the top-k; attention experts too", selected=highest_logits, routers=("JetMoeTopKGating",)
     ),
-    "dbrx": RouterFamily("softmax; a bare tensor is recorded", selected=highest_logits),
-    "switch_transformers": RouterFamily("softmax, top-1 with capacity", selected=one_hot_dispatch),
+    "dbrx": RouterFamily("softmax; a bare tensor is recorded", selected=highest_logits, random=True, narrow=True),
+    "switch_transformers": RouterFamily("softmax, top-1 with capacity", selected=one_hot_dispatch, random=True),
     "nllb_moe": RouterFamily(
-        "softmax, top-2 with capacity", selected=positive_weights, limits="not with `second_expert_policy` sampling"
+        "softmax, top-2 with capacity",
+        selected=positive_weights,
+        random=True,
+        limits="not with `second_expert_policy` sampling",
+    ),
+    "phimoe": RouterFamily(
+        "softmax over the top-k, with a backward pass of its own (sparsemixer)", "softmax", random=True
     ),
     "gemma4": RouterFamily("softmax; probabilities are recorded", source="proj"),
     "diffusion_gemma": RouterFamily("softmax; probabilities are recorded", source="proj"),

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from credit._safe import select
 from moe_routing.adapters.routers import RouterSite
 from moe_routing.adapters.stash import Stash
 from moe_routing.adapters.tables import RoutingTables
@@ -38,13 +40,23 @@ class Recording:
 
 @dataclass
 class Binding:
-    """Puts the injection of one micro-batch on the logits of every router that runs."""
+    """Puts the injection of one micro-batch on the logits of every router that runs.
+
+    Attributes:
+        side: by layer, where the injection of a router waits if it must not pass through the router's input.
+    """
 
     field: Int[Tensor, " tokens"]
     tables: RoutingTables
     settings: Callable[..., RouterInjection]
     report: Report
     seen: bool = False
+    side: dict[int, list[Tensor]] = dataclass_field(default_factory=dict)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is injected; if not, the backward pass is the baseline's."""
+        return self.tables.gate != 0
 
     def visit(self, layer: int, site: RouterSite, logits: Float[Tensor, "..."], output: Any) -> None:
         """Called with the logits of one router that just ran."""
@@ -53,12 +65,15 @@ class Binding:
             return
         tokens = logits.numel() // logits.shape[-1]
         check_tokens("field", self.field, tokens, f"the logits of {site.name} {tuple(logits.shape)}")
-        if self.tables.gate == 0:  # no hook at all: the backward pass is the baseline's
+        if not self.acts:
             return
+        side = self.side.pop(layer, None)
         stash = Stash(logits, site.selected(output, logits))
-        logits.register_hook(lambda grad: self._steer(layer, site, stash, grad))  # type: ignore[no-untyped-call]
+        logits.register_hook(lambda grad: self._steer(layer, site, stash, grad, side))  # type: ignore[no-untyped-call]
 
-    def _steer(self, layer: int, site: RouterSite, stash: Stash, grad: Tensor) -> Tensor:
+    def _steer(
+        self, layer: int, site: RouterSite, stash: Stash, grad: Tensor, side: list[Tensor] | None = None
+    ) -> Tensor:
         logits, selected = stash.tensors()
         device = logits.device
         injection = self.settings(
@@ -71,4 +86,8 @@ class Binding:
         )
         if isinstance(injection.scale, Tensor):
             injection = replace(injection, scale=injection.scale.to(device))
-        return injection(logits, grad, self.report)
+        steered = injection(logits, grad, self.report)
+        if side is None or steered is grad:
+            return steered
+        side.append(select(torch.isfinite(grad) & (steered != grad), steered - grad))
+        return grad

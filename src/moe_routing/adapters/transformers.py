@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from moe_routing.adapters.calls import Reach, RouterCall, router_calls
 from moe_routing.adapters.phases import Binding, Recording
 from moe_routing.adapters.routers import RouterSite, find_routers
 from moe_routing.adapters.tables import RoutingRecord, RoutingTables
@@ -32,10 +33,14 @@ class RoutingControl:
         lambda_turn, lambda_token: weights of the turn-level and the token-level term.
         gap_threshold, target, rho: as in :func:`moe_routing.router_gradient`.
         gate: the entropy gate, or None to act at any entropy.
+        reach: ``"backbone"`` (the paper) lets the change flow on through the router's input; ``"router"`` changes
+            the gradient of the router's own weights only. The router then runs twice.
+        router_dtype: computes the logits in at least this dtype inside ``record`` and ``bind``; float32 keeps an
+            injection whole that bfloat16 rounds away, and moves the forward values by the rounding it spares.
 
     Raises:
         ValueError: if the model has no router.
-        NotImplementedError: if one of its routers cannot be steered.
+        NotImplementedError: if one of its routers cannot be steered, or not with these options.
 
     Reference: paper sections 3.1 to 3.3 and algorithm 1.
 
@@ -65,6 +70,8 @@ class RoutingControl:
         target: Target = "previous_topk",
         rho: bool = True,
         gate: EntropyGate | None = None,
+        reach: Reach = "backbone",
+        router_dtype: torch.dtype | None = None,
     ) -> None:
         self.routers: list[RouterSite] = find_routers(model)
         self.lambda_turn = lambda_turn
@@ -78,7 +85,8 @@ class RoutingControl:
         self._record: RoutingRecord | None = None
         self._survived: SumCount | None = None
         self._source_output: dict[int, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
+        calls = router_calls(self.routers, lambda: self._phase, self._source_output, reach, router_dtype)
+        self._handles: list[RemovableHandle | RouterCall] = [*calls]
         for layer, site in enumerate(self.routers):
             if site.source is not None:
                 self._handles.append(site.source.register_forward_hook(self._source_hook(layer)))
