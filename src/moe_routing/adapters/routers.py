@@ -83,6 +83,8 @@ def _recorders(owner: type) -> Iterator[tuple[type, int, str]]:
 
 
 def _matches(name: str, layer_name: str) -> bool:
+    if "original_module" in name.split("."):  # PEFT keeps it beside the copy that it trains in its place
+        return False
     return not layer_name or f".{layer_name.strip('.')}." in f".{name}."
 
 
