@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from credit import (
     SLCA,
@@ -20,12 +20,13 @@ from credit._safe import masked_mean, select
 from credit.adapters.trl_batch import learnable_mask, rows_that_must_call, rows_with_call
 from credit.adapters.trl_components import environment_reward, refuse_options, require_fit, reward_plan
 from credit.adapters.trl_metrics import clip_limits, over_ranks, segment_metrics
+from credit.adapters.trl_routing import RoutedGRPOTrainer, RoutingHook, require_hook
 from credit.stats import ClipStatistics, SegmentStatistics
 
 _PER_TOKEN = ("advantages", "old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 
 
-class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types to check against
+class CreditGRPOTrainer(RoutedGRPOTrainer):
     """TRL's GRPO trainer with credit routed to the segments of each rollout.
 
     ``advantages[b, t] = rule(component rewards, group, segments)[b, t]``. Generation, tools, environments,
@@ -44,10 +45,13 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         tool_required: a dataset column, or a function of a row, that says whether the rollout had to call a
             tool. Turns the omission guard on, before normalising.
         final: which run is the summary, as in :func:`credit.segments.tool_summary_segments`.
+        routing: steers the experts of a mixture-of-experts model, such as ``moe_routing.adapters.trl.TurnRouting``;
+            see :class:`credit.adapters.trl_routing.RoutedGRPOTrainer`. None leaves every gradient alone.
         **kwargs: everything else of ``GRPOTrainer``, by keyword.
 
     Raises:
         ValueError: components that do not fit the rule, or a TRL option that would undo the routing.
+        TypeError: ``routing`` lacks a method of :class:`credit.adapters.trl_routing.RoutingHook`.
 
     Example::
 
@@ -73,6 +77,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         component_weights: Mapping[str, Sequence[float]] | None = None,
         tool_required: str | Callable[[Mapping[str, Any]], bool] | None = None,
         final: Literal["last_run", "unless_followed"] = "last_run",
+        routing: RoutingHook | None = None,
         reward_funcs: Any = None,
         args: GRPOConfig | None = None,
         **kwargs: Any,
@@ -85,6 +90,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         self.plan = reward_plan(components, component_weights)
         require_fit(self.rule, self.plan, guarded=tool_required is not None)
         self.tool_required = tool_required
+        self.routing = require_hook(routing)
         self.final: Literal["last_run", "unless_followed"] = final
         self.rollout_rows: list[dict[str, Any]] = []
         self._mask: Bool[Tensor, "batch tokens"] | None = None

@@ -1,0 +1,188 @@
+"""One optimizer step of TRL's trainer on a tiny mixture of experts, and what routing control should add to it."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from trl import GRPOConfig
+
+from credit.adapters.trl import CreditGRPOTrainer
+from moe_routing.adapters.transformers import RoutingControl
+from moe_routing.adapters.trl import TurnRouting
+from tests.credit.adapters.scripted import END, WAITS, ScriptedRollout, record, summary_reward, tool_reward
+
+SEARCH = '<tool_call>\n{"name": "search_mail", "arguments": {"text": "Oslo"}}\n</tool_call>'
+DELETE = '<tool_call>\n{"name": "delete_mail", "arguments": {"id": 7}}\n</tool_call>'
+SCRIPTS = (
+    ((1, "I look for it. " + SEARCH + END), WAITS, (1, "It is sunny." + END)),
+    ((1, SEARCH + END), WAITS, (1, "Away with it. " + DELETE + END), WAITS, (1, "Done in Oslo." + END)),
+    ((1, "I think that it is sunny." + END),),
+    ((1, DELETE + "\n" + SEARCH + END), WAITS, (1, "It is sunny in")),
+)
+# Operations of each turn, by script.
+OPERATIONS = (("read", ""), ("read", "delete", ""), ("",), ("read delete", ""))
+STRONG = {"lambda_turn": 30.0, "lambda_token": 3.0, "gap_threshold": 1.0}
+
+
+def tiny_moe(tokenizer):
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        router_aux_loss_coef=0.0,
+        experts_implementation="eager",
+    )
+    model = Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter.normal_(std=0.5)  # a random router is all but uniform, and then nothing is to be seen
+    return model
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of every optimizer step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        model = getattr(model, "module", model)
+        self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+
+def train(tokenizer, folder, routing=None, ranks=1, model=None, trainer_class=CreditGRPOTrainer, **changes):
+    """Train one step; the trainer, its scored batches, the gradients of each step, and the hook."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    model = tiny_moe(tokenizer) if model is None else model
+    questions = ["Weather?", "What is the weather in Oslo today?"]
+    rows = [{"prompt": [{"role": "user", "content": q}], "index": i} for i, q in enumerate(questions)]
+    settings = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "ddp_backend": "gloo" if ranks > 1 else None,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "max_steps": 1,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "per_device_train_batch_size": 4 // ranks,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 256,
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "seed": 3,
+    }
+    gradients, hook = Gradients(), None
+    control = None if routing is None else RoutingControl(model, **routing)
+    try:
+        hook = None if control is None else TurnRouting(control)
+        trainer = trainer_class(
+            model,
+            components={"tool": [tool_reward], "summary": [summary_reward]},
+            rollout_func=ScriptedRollout(tokenizer, SCRIPTS),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            args=GRPOConfig(**(settings | changes)),
+            callbacks=[gradients],
+            **({} if hook is None else {"routing": hook}),
+        )
+        batches = record(trainer)
+        trainer.train()
+    finally:
+        if control is not None:
+            control.detach()
+    return trainer, batches, gradients.steps, hook
+
+
+def difference(routed, plain):
+    """What routing added to the gradient."""
+    return {name: routed[name] - plain[name] for name in plain}
+
+
+def turns_of(batch, tokenizer):
+    """Fields of a scored batch in plain Python, from the scripts: positions in prompt and completion, by field."""
+    opening, closing = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
+    width, fields = batch["prompt_ids"].shape[1], {}
+    for row, ids in enumerate(batch["completion_ids"].tolist()):
+        at, turn = 0, 0
+        for own, text in SCRIPTS[row % 4]:
+            inside = False
+            for _ in tokenizer(text, add_special_tokens=False)["input_ids"]:
+                inside = inside or ids[at] == opening
+                if own:
+                    kind = "tool" if inside else "think"
+                    fields.setdefault((row, turn, kind), []).append(width + at)
+                inside = inside and ids[at] != closing
+                at += 1
+            turn += own
+    return fields
+
+
+def information(usage, has):
+    """``pmi(e, y)`` of the turns' usages, from counts in plain Python."""
+    mean = sum(usage) / len(usage)
+    pmi = {}
+    for y in (False, True):
+        joint = sum((q for q, h in zip(usage, has, strict=True) if h == y), torch.zeros_like(mean)) / len(usage)
+        share = sum(h == y for h in has) / len(usage)
+        pmi[y] = ((joint + 1e-12) / (mean * share + 1e-12)).log().clamp(-20, 20)
+    return pmi
+
+
+def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold):
+    """The control's objective over the whole batch, differentiable through the model."""
+    fields = turns_of(batch, tokenizer)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    logits = model(input_ids=ids, attention_mask=mask, output_router_logits=True).router_logits
+    assert gap_threshold == 1.0  # every pair takes part
+    pairs = [(key[0], a, b) for key, at in fields.items() for a, b in itertools.pairwise(at) if b == a + 1]
+    total = torch.zeros(())
+    for z in logits:
+        p = torch.softmax(z, dim=-1).reshape(*ids.shape, -1)
+        for kind in ("think", "tool"):
+            keys = [key for key in fields if key[2] == kind]
+            usage = [p[key[0], fields[key]].mean(0).detach() for key in keys]
+            assert len(keys) >= 8
+            for operation in ("read", "delete"):
+                has = [operation in OPERATIONS[key[0] % 4][key[1]] for key in keys]
+                pmi = information(usage, has)
+                for key, h in zip(keys, has, strict=True):
+                    total = total + lambda_turn * (p[key[0], fields[key]].mean(0) * pmi[h]).sum() / len(keys)
+        for row, a, b in pairs:
+            chosen = p[row, a].topk(2).indices
+            q = (p[row, a, chosen] / p[row, a, chosen].sum()).detach()
+            total = total + lambda_token * (q * p[row, b, chosen].log()).sum() / len(pairs)
+    return total
+
+
+if __name__ == "__main__":
+    path, folder, rank = sys.argv[1], Path(sys.argv[2]), os.environ["RANK"]
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    _, _, (plain,), _ = train(tokenizer, folder, ranks=2)
+    trainer, _, (routed,), _ = train(tokenizer, folder, STRONG, ranks=2)
+    log = {k: v for k, v in trainer.state.log_history[0].items() if k.startswith("routing/")}
+    torch.save({"injected": difference(routed, plain), "log": log}, folder / f"routed{rank}.pt")
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,145 @@
+"""Routing control inside TRL's trainer: what it adds to the gradients of one step, and what it leaves alone."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import moe_routing as mr
+from moe_routing.adapters.transformers import RoutingControl
+from moe_routing.adapters.trl import TurnRouting
+from tests.credit.adapters import routed as run
+
+ROOT = Path(__file__).parents[3]
+# verl installs a package `tests`, which would win over this folder; under pytest the folder wins.
+START = """
+import runpy, sys, types
+sys.modules["tests"] = types.ModuleType("tests")
+sys.modules["tests"].__path__ = ["tests"]
+runpy.run_module("tests.credit.adapters.routed", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer, tmp_path_factory):
+    """The gradient of one step without routing."""
+    _, _, (gradient,), _ = run.train(tokenizer, tmp_path_factory.mktemp("plain"))
+    return gradient
+
+
+@pytest.fixture(scope="module")
+def steered(tokenizer, tmp_path_factory):
+    return run.train(tokenizer, tmp_path_factory.mktemp("steered"), run.STRONG)
+
+
+def assert_close(got, want, tolerance):
+    assert got.keys() == want.keys()
+    scale = max(float(g.abs().max()) for g in want.values())
+    assert scale > 0
+    assert max(float((got[name] - want[name]).abs().max()) for name in want) <= tolerance * scale
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_iterations": 2}, {"gradient_checkpointing": True}])
+def test_injected_gradient_is_that_of_the_objective(tokenizer, tmp_path, plain, changes):
+    trainer, batches, (gradient,), _ = run.train(tokenizer, tmp_path, run.STRONG | {"rho": False}, **changes)
+    assert trainer.state.log_history[0]["routing/added_forward"] == (0.0 if "num_iterations" in changes else 1.0)
+    assert (batches[0]["prompt_mask"][:, 0] == 0).any()  # some prompts are padded
+    model = run.tiny_moe(tokenizer).train()
+    (-run.objective(model, batches[0], tokenizer, **run.STRONG)).backward()
+    want = {name: p.grad for name, p in model.named_parameters() if name in plain and p.grad is not None}
+    got = run.difference(gradient, plain)
+    rest = got.keys() - want.keys()
+    assert all(float(got[name].abs().max()) < 1e-5 for name in rest)
+    assert_close({name: got[name] for name in want}, want, 1e-3)
+
+
+def test_log(steered):
+    trainer, batches, _, hook = steered
+    logged = trainer.state.log_history[0]
+    fields = run.turns_of(batches[0], trainer.processing_class)
+    for kind in ("think", "tool"):
+        assert logged[f"routing/turns_{kind}"] == sum(key[2] == kind for key in fields)
+        assert logged[f"routing/information_{kind}"] > 0
+    assert logged["routing/pairs"] == sum(b == a + 1 for at in fields.values() for a, b in itertools.pairwise(at))
+    assert 0 < logged["routing/survived"] <= 1
+    assert int(hook.tables.num_pairs) == logged["routing/pairs"]
+
+
+def test_closed_gate_changes_no_bit(tokenizer, tmp_path, plain):
+    shut = run.STRONG | {"gate": mr.EntropyGate(0.0, 1e-3)}
+    trainer, _, (gradient,), _ = run.train(tokenizer, tmp_path, shut)
+    assert all(torch.equal(gradient[name], plain[name]) for name in plain)
+    logged = trainer.state.log_history[0]
+    assert logged["routing/gate"] == 0.0
+    # The step sees the policy that the added forward saw, and TRL averages over the same tokens.
+    micro_batches_differ_in_length = 0.05
+    assert logged["routing/gate_entropy"] == pytest.approx(logged["entropy"], rel=micro_batches_differ_in_length)
+
+
+def test_steps_that_share_a_generation_batch(tokenizer, tmp_path):
+    """Two optimizer steps of one micro-batch each: together they inject twice the batch's gradient."""
+    changes = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 2, "learning_rate": 0.0}
+    unit = run.STRONG | {"rho": False}
+    _, batches, routed, _ = run.train(tokenizer, tmp_path, unit, **changes)
+    _, _, plain, _ = run.train(tokenizer, tmp_path, **changes)
+    assert len(routed) == 2
+    parts = [run.difference(a, b) for a, b in zip(routed, plain, strict=True)]
+    model = run.tiny_moe(tokenizer).train()
+    (-2 * run.objective(model, batches[0], tokenizer, **run.STRONG)).backward()
+    want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert_close({name: parts[0][name] + parts[1][name] for name in want}, want, 1e-3)
+
+
+def test_evaluation_is_untouched(tokenizer, steered):
+    trainer, _, _, hook = steered
+    tables = hook.tables
+    with RoutingControl(trainer.model, **run.STRONG) as control:
+        trainer.routing = TurnRouting(control)
+        logged = trainer.evaluate(trainer.train_dataset)
+        assert trainer.routing.tables is None
+    assert not any("routing" in key for key in logged)
+    assert hook.tables is tables
+
+
+def test_multimodal_batches_are_refused(steered):
+    trainer = steered[0]
+    ids = torch.ones(2, 4, dtype=torch.long)
+    trainer._recording = True
+    with pytest.raises(NotImplementedError, match="num_images"):
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2, num_images=[1, 1])
+
+
+def test_two_ranks_inject_what_one_does(model_path, tmp_path, plain, steered):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", START, str(model_path), str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    trainer, _, (gradient,), _ = steered
+    want = run.difference(gradient, plain)
+    for rank in range(2):
+        result = torch.load(tmp_path / f"routed{rank}.pt")
+        assert_close(result["injected"], want, 1e-4)
+        for name in ("turns_think", "turns_tool", "pairs", "information_think", "information_tool"):
+            assert result["log"][f"routing/{name}"] == pytest.approx(trainer.state.log_history[0][f"routing/{name}"])

@@ -1,0 +1,160 @@
+"""Turns, fields and operations read from the tokens of a TRL batch."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moe_routing import FieldKind, OperationRules
+from moe_routing.adapters.transformers import RoutingControl
+from moe_routing.adapters.trl import CODE_BLOCK, TOOL_CALL_BLOCK, TurnRouting, split_turn
+from tests.moe_routing.adapters.tiny_families import tiny_model
+
+BLOCK = re.compile(TOOL_CALL_BLOCK, re.DOTALL)
+READ = '<tool_call>{"name": "read_file", "arguments": {}}</tool_call>'
+DELETE = '<tool_call>{"name": "delete_file", "arguments": {}}</tool_call>'
+
+
+class Bytes:
+    """A tokenizer of ``size`` bytes a token: tags are many tokens, and characters may lie across tokens."""
+
+    def __init__(self, size=1):
+        self.size = size
+        self.pieces = []
+
+    def __call__(self, text):
+        raw = text.encode()
+        ids = range(len(self.pieces), len(self.pieces) + -(-len(raw) // self.size))
+        self.pieces += [raw[i : i + self.size] for i in range(0, len(raw), self.size)]
+        return list(ids)
+
+    def decode(self, ids, **options):
+        assert options in ({}, {"skip_special_tokens": False, "clean_up_tokenization_spaces": False})
+        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+
+class BytesOneByOne(Bytes):
+    """Every byte of an unfinished character becomes a replacement character of its own."""
+
+    def decode(self, ids, **options):
+        raw = b"".join(self.pieces[i] for i in ids)
+        for cut in range(4):
+            try:
+                return raw[: len(raw) - cut].decode() + "\ufffd" * cut
+            except UnicodeDecodeError:
+                continue
+        raise AssertionError(raw)
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(1), Bytes(3), Bytes(7), BytesOneByOne(1), BytesOneByOne(3)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I look. {READ} and {DELETE}<|im_end|>",
+        f"Für Ålesund 😀{READ}😀",
+        f"{READ}\n{DELETE}",
+        'cut off <tool_call>{"name": "re',
+        f"<think>maybe {DELETE}</think>{READ}.",
+        f"maybe {DELETE}</think>{READ}.",
+    ],
+)
+def test_tokens_of_blocks(tokenizer, text):
+    ids = tokenizer(text)
+    tool, _ = split_turn(ids, tokenizer.decode, BLOCK)
+    # Byte by byte: a token is TOOL when a byte of it lies in a block outside the reasoning.
+    reasoning = text.find("</think>") + len("</think>") if "</think>" in text else 0
+    inside = [False] * len(text.encode())
+    for found in BLOCK.finditer(text, reasoning):
+        first, last = (len(text[:at].encode()) for at in found.span())
+        inside[first:last] = [True] * (last - first)
+    want = [any(inside[i : i + tokenizer.size]) for i in range(0, len(inside), tokenizer.size)]
+    assert tool.tolist() == want
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no call", f"<think>{READ}", f"<think>{READ}</think> none", f"{READ}</think> none"]
+)
+def test_a_turn_without_calls(text):
+    tokenizer = Bytes(2)
+    tool, calls = split_turn(tokenizer(text), tokenizer.decode, BLOCK)
+    assert calls is None
+    assert not tool.any()
+
+
+@pytest.fixture
+def control():
+    with RoutingControl(tiny_model("qwen3_moe")) as control:
+        yield control
+
+
+def batch(tokenizer, *rows):
+    """Token ids and turns of rows of ``(own, text)`` pieces, padded with a token of its own."""
+    ids, turns = [], []
+    for row in rows:
+        ids.append([])
+        turns.append([])
+        for number, (own, text) in enumerate(row):
+            piece = tokenizer(text)
+            ids[-1] += piece
+            turns[-1] += [number // 2 if own else -1] * len(piece)
+    width, (padding,) = max(map(len, ids)) + 1, tokenizer("!")
+    ids = [row + [padding] * (width - len(row)) for row in ids]
+    return torch.tensor(ids), torch.tensor([row + [-1] * (width - len(row)) for row in turns])
+
+
+def test_fields_and_operations(control):
+    tokenizer, routing = Bytes(), TurnRouting(control)
+    ids, turn = batch(
+        tokenizer,
+        [(1, "so " + READ), (0, f"result {DELETE}"), (1, f"then {DELETE}{READ} now"), (0, "ok"), (1, "Done.")],
+        [(1, "Nothing.")],
+        [(1, DELETE)],
+    )
+    field = routing.label(ids, turn, tokenizer)
+    assert torch.equal(field >= 0, turn >= 0)
+    T, H = int(FieldKind.TOOL), int(FieldKind.THINK)
+    assert routing._kind.tolist() == [H, T, H, T, H, H, T]
+    operations = routing.rules.operations
+    named = [{operations[i] for i in row.nonzero().flatten().tolist()} for row in routing._labels]
+    assert named == [{"read"}, {"read"}, {"read", "delete"}, {"read", "delete"}, set(), set(), {"delete"}]
+    assert field[2, 0] == 6  # a turn that is one call has no THINK field
+    text = [tokenizer.decode(ids[field == f].tolist()) for f in range(7)]
+    assert text == ["so ", READ, "then  now", DELETE + READ, "Done.", "Nothing.", DELETE]
+
+
+def test_code(control):
+    routing = TurnRouting(control, OperationRules.appworld(), block=CODE_BLOCK)
+    tokenizer, code = Bytes(3), "```python\nprint(apis.gmail.delete_thread(1))\n```"
+    ids, turn = batch(
+        tokenizer, [(1, f"I do apis.gmail.show_thread() not.\n{code}")], [(1, "apis.gmail.show_thread()")]
+    )
+    routing.label(ids, turn, tokenizer)
+    assert routing.rules.operations[1] == "create"
+    assert routing._labels.sum().item() == 2  # both fields of the first turn
+    assert routing._labels[:2, routing.rules.operations.index("delete")].all()
+
+
+def test_a_batch_without_generated_tokens(control):
+    tokenizer, routing = Bytes(), TurnRouting(control)
+    ids, turn = batch(tokenizer, [(0, "prompt")], [(0, "result")])
+    field = routing.label(ids, turn, tokenizer)
+    assert (field == -1).all()
+    model = tiny_model("qwen3_moe")
+    routing = TurnRouting(RoutingControl(model))
+    field = routing.label(ids, turn, tokenizer)
+    with torch.no_grad(), routing.record(field):
+        model(input_ids=ids.clamp(max=9))
+    routing.close(torch.full(ids.shape, float("nan")), field)
+    with routing.bind(field, scale=1.0):
+        model(input_ids=ids.clamp(max=9)).last_hidden_state.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert routing.metrics()["routing/pairs"] == 0
+
+
+def test_order_and_shapes_are_checked(control):
+    routing = TurnRouting(control)
+    with pytest.raises(RuntimeError, match="no batch was closed"):
+        routing.bind(torch.zeros(1, 1, dtype=torch.long), scale=1.0)
+    with pytest.raises(Exception, match=r"turn"):
+        routing.label(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long), SimpleNamespace())
