@@ -117,6 +117,13 @@ def table(timed: Rounds, kept: dict[str, int] | None = None) -> str:
     return "\n".join(lines)
 
 
+def kept_sections(path: Path) -> str:
+    """What other benchmarks wrote below this report, each part under a heading of the first rank."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    start = text.find("\n# ")
+    return text[start:] if start >= 0 else ""
+
+
 def pair(text: str) -> tuple[int, int]:
     """`2048x1024` as rows and tokens."""
     rows, tokens = text.lower().split("x")
@@ -141,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [bench_credit(size, chosen.rounds, estimators, aims) for size in chosen.sizes]
     parts.append(bench_loss(chosen.loss_size, chosen.rounds, trainer, aims))
     report = _report(parts, aims, before, bandwidth(), chosen.rounds)
-    chosen.output.write_text(report, encoding="utf-8")
+    chosen.output.write_text(report + kept_sections(chosen.output), encoding="utf-8")
     print(report)
     return 0
 

@@ -1,0 +1,156 @@
+"""What `benchmarks.speed_routing` compares: a training step with and without routing control, and two gradients."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from moe_routing import (
+    TurnStatistics,
+    count_pairs,
+    router_gradient,
+    router_probs,
+    token_objective,
+    turn_control,
+    turn_usage,
+)
+from moe_routing import turn_objective as turn_value
+from moe_routing.adapters.transformers import RoutingControl
+
+VOCABULARY, OPERATIONS, FIELD_TOKENS = 1024, 6, 16
+STRONG = {"lambda_turn": 1.0, "lambda_token": 0.1}
+
+
+def moe_model(layers: int, hidden: int, experts: int) -> nn.Module:
+    """A random model with the proportions of Qwen3-30B-A3B: an expert is 3/8 as wide as the hidden states."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 32,
+        num_key_value_heads=max(hidden // 128, 1), head_dim=32, num_experts=experts,
+        num_experts_per_tok=min(8, experts), moe_intermediate_size=hidden * 3 // 8, max_position_embeddings=4096,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config).train()
+
+
+def fields(rows: int, tokens: int) -> Tensor:
+    """Field ids of a batch: a prompt of one field's length, then fields of equal length."""
+    place = torch.arange(tokens) // FIELD_TOKENS - 1
+    return torch.where(place >= 0, place + place.max().add(1) * torch.arange(rows)[:, None], -1)
+
+
+def labels(field: Tensor) -> Tensor:
+    """Random operations of each field."""
+    shape = (int(field.max()) + 1, OPERATIONS)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.3
+
+
+class Step:
+    """A step of policy optimisation: the forward under the old policy, forward, backward, and the update.
+
+    The control changes gradients only, so with it on or off the same work is done on the same numbers.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, tokens: int) -> None:
+        self.model: Any = model
+        self.field = fields(rows, tokens)
+        self.labels = labels(self.field)
+        self.kind = torch.arange(self.labels.shape[0]) % 2
+        self.ids = torch.randint(VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(3))
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def off(self) -> None:
+        """Without control: no hook is on the model."""
+        with torch.no_grad():
+            old = self._logp()
+        self._loss(old).backward()
+        self._update()
+
+    def on(self) -> None:
+        """With control, from attaching it to detaching it."""
+        with RoutingControl(self.model) as control:
+            with torch.no_grad(), control.record(self.field, self.labels, self.kind):
+                old = self._logp()
+            with control.bind(self.field, control.tables()):
+                self._loss(old).backward()
+        self._update()
+
+    def _logp(self) -> Tensor:
+        scores: Tensor = self.model(input_ids=self.ids, use_cache=False).logits[:, :-1]
+        return scores.log_softmax(-1).gather(-1, self.ids[:, 1:, None])[..., 0]
+
+    def _loss(self, old: Tensor) -> Tensor:
+        return -(self._logp() - old).exp().mean()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def gradient_candidates(tokens: int, experts: int, k: int) -> dict[str, Callable[[], Tensor]]:
+    """`router_gradient`, and the same gradient from autograd through the objective with the turn table given."""
+    random = torch.Generator().manual_seed(4)
+    z = torch.randn(tokens, experts, generator=random)
+    grad_in = torch.randn(tokens, experts, generator=random)
+    # Sets that change slowly, as a trained router's do: else no pair is close and half of the work is skipped.
+    drift = torch.randn(tokens // FIELD_TOKENS + 1, experts, generator=random).repeat_interleave(FIELD_TOKENS, 0)
+    selected = (drift[:tokens] + 0.3 * z).topk(k).indices
+    field = torch.arange(tokens) // FIELD_TOKENS
+    label = labels(field)
+    usage, count = turn_usage(router_probs(z, "softmax"), field, label.shape[0])
+    statistics = TurnStatistics.from_usage(usage, label, count > 0)
+    control = turn_control(statistics.pmi(), label, count, statistics.num_turns).float()
+    pairs = count_pairs(field)
+
+    def ours() -> Tensor:
+        return router_gradient(
+            z, grad_in, field=field, control=control, selected=selected, num_pairs=pairs, rho=False, **STRONG
+        )
+
+    def autograd() -> Tensor:
+        leaf = z.clone().requires_grad_()
+        usage, count = turn_usage(router_probs(leaf, "softmax"), field, label.shape[0])
+        value = STRONG["lambda_turn"] * turn_value(usage, label, count > 0, statistics)
+        value = value + STRONG["lambda_token"] * token_objective(leaf, selected, field, pairs)
+        (slope,) = torch.autograd.grad(value, leaf)
+        return grad_in - slope
+
+    return {"ours": ours, "autograd": autograd}
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """Most bytes that results of operations held at one time during ``action``; their own temporaries are not seen."""
+    with _Live() as live:
+        action()
+    return live.peak
+
+
+class _Live(TorchDispatchMode):
+    """Adds up the storages of every result until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in given | self.known:
+                    self.known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _freed(self, address: int, size: int) -> None:
+        self.known.discard(address)
+        self.now -= size

@@ -1,0 +1,109 @@
+"""The cost of routing control on tiny sizes: what is compared must agree, and the section must land. Never a time."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from benchmarks import speed_routing
+from benchmarks.routing_cases import STRONG, Step, fields, gradient_candidates, moe_model, peak_bytes
+from benchmarks.speed import kept_sections
+from moe_routing.adapters.transformers import RoutingControl
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return Step(moe_model(layers=1, hidden=32, experts=8), rows=2, tokens=96)
+
+
+def test_section_is_written_replaced_and_kept(tmp_path, capsys):
+    target = tmp_path / "RESULTS.md"
+    target.write_text("# Speed\n\nfigures\n", encoding="utf-8")
+    size = ["--layers", "1", "--hidden", "32", "--experts", "8", "--rows", "2", "--tokens", "64", "--rounds", "1"]
+    for _ in range(2):
+        assert speed_routing.main([*size, "--gradient-tokens", "64", "--output", str(target)]) == 0
+    text = target.read_text(encoding="utf-8")
+    assert text.startswith("# Speed\n\nfigures\n")
+    assert text.count(speed_routing.TITLE) == 1
+    section = speed_routing.kept_section(target)
+    assert section.strip() in capsys.readouterr().out
+    for expected in ("1 layers", "8 experts", "2×64 tokens", "control on / off: peak memory", "Machine:", "torch"):
+        assert expected in section
+    assert speed_routing.kept_section(tmp_path / "absent.md") == ""
+
+
+def test_the_other_report_keeps_the_section(tmp_path):
+    target = tmp_path / "RESULTS.md"
+    assert kept_sections(target) == ""
+    speed_routing.write_section(target, f"{speed_routing.TITLE}\n\nfigures\n")
+    target.write_text("# Speed\n" + kept_sections(target), encoding="utf-8")
+    assert target.read_text(encoding="utf-8") == f"# Speed\n\n{speed_routing.TITLE}\n\nfigures\n"
+
+
+def test_both_gradients_are_the_same_and_not_the_one_given():
+    found = {name: candidate() for name, candidate in gradient_candidates(96, 8, 2).items()}
+    speed_routing.require_agreement(found, 1e-6)
+    plain = gradient_candidates(96, 8, 2)["ours"]
+    STRONG_ZERO = dict.fromkeys(STRONG, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in STRONG_ZERO.items():
+            patch.setitem(STRONG, name, value)
+        untouched = plain()
+    assert float((found["ours"] - untouched).abs().max()) > 1e-3
+
+
+def test_the_step_with_control_steers(step):
+    seen = []
+    real = RoutingControl.metrics
+
+    class Watched(RoutingControl):
+        def __exit__(self, *error):
+            seen.append(real(self)["routing/survived"])
+            super().__exit__(*error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.routing_cases.RoutingControl", Watched)
+        step.on()
+    assert seen[0] > 0.0
+    assert not any(
+        module._forward_hooks for module in step.model.model.layers.modules() if "Router" in type(module).__name__
+    )
+
+
+def test_fields_start_after_a_prompt_and_do_not_cross_rows():
+    field = fields(3, 64)
+    assert bool((field[:, :16] == -1).all())
+    assert torch.equal(field.unique(), torch.arange(-1, 9))
+    assert not set(field[0].tolist()) & set(field[1].tolist()) - {-1}
+
+
+def test_peak_counts_what_is_alive_at_once():
+    def one_after_the_other():
+        for _ in range(4):
+            torch.ones(1000)
+
+    def together():
+        return [torch.ones(1000) for _ in range(4)]
+
+    def views():
+        x = torch.ones(1000)
+        return x.view(10, 100), x[:5], x.add_(1)
+
+    x = torch.ones(1000, requires_grad=True)
+    assert peak_bytes(one_after_the_other) == 4000
+    assert peak_bytes(together) == 16000
+    assert peak_bytes(views) == 4000
+    assert peak_bytes(lambda: x.detach()) == 0
+    # exp keeps its result; backward adds the gradient of the sum, which is expanded, and that of x.
+    assert 8000 <= peak_bytes(lambda: x.exp().sum().backward()) <= 12100
+
+
+def test_control_costs_little_memory(step):
+    assert peak_bytes(step.on) < 1.5 * peak_bytes(step.off)
