@@ -67,10 +67,18 @@ class Gradients(TrainerCallback):
         self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
 
-def train(tokenizer, folder, routing=None, ranks=1, model=None, trainer_class=CreditGRPOTrainer, **changes):
-    """Train one step; the trainer, its scored batches, the gradients of each step, and the hook."""
+def length(completion_ids, **_):
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def train(tokenizer, folder, routing=None, ranks=1, scripted=True, **changes):
+    """Train one step; the trainer, its scored batches, the gradients of each step, and the hook.
+
+    Without ``scripted`` rollouts the model itself generates.
+    """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    model = tiny_moe(tokenizer) if model is None else model
+    model = tiny_moe(tokenizer)
+    rewards = {"tool": [tool_reward], "summary": [summary_reward]}
     questions = ["Weather?", "What is the weather in Oslo today?"]
     rows = [{"prompt": [{"role": "user", "content": q}], "index": i} for i, q in enumerate(questions)]
     settings = {
@@ -98,15 +106,15 @@ def train(tokenizer, folder, routing=None, ranks=1, model=None, trainer_class=Cr
     control = None if routing is None else RoutingControl(model, **routing)
     try:
         hook = None if control is None else TurnRouting(control)
-        trainer = trainer_class(
+        trainer = CreditGRPOTrainer(
             model,
-            components={"tool": [tool_reward], "summary": [summary_reward]},
-            rollout_func=ScriptedRollout(tokenizer, SCRIPTS),
+            components=rewards if scripted else {"tool": [length], "summary": [length]},
+            rollout_func=ScriptedRollout(tokenizer, SCRIPTS) if scripted else None,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             args=GRPOConfig(**(settings | changes)),
             callbacks=[gradients],
-            **({} if hook is None else {"routing": hook}),
+            routing=hook,
         )
         batches = record(trainer)
         trainer.train()
@@ -138,6 +146,17 @@ def turns_of(batch, tokenizer):
                 at += 1
             turn += own
     return fields
+
+
+def policy_entropy(batch, tokenizer):
+    """Mean entropy of the distributions that the model's own tokens were drawn from."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        logits = tiny_moe(tokenizer).train()(input_ids=ids, attention_mask=mask).logits
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    own = [(row, at) for (row, _, _), places in turns_of(batch, tokenizer).items() for at in places]
+    return sum(float(entropy[row, at - 1]) for row, at in own) / len(own)
 
 
 def information(usage, has):
