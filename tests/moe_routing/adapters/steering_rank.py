@@ -24,11 +24,11 @@ def wrapped(kind: str) -> nn.Module:
     return model
 
 
-def step(rank: int, model: nn.Module) -> dict[str, torch.Tensor]:
+def step(rank: int, model: nn.Module, reach: str) -> dict[str, torch.Tensor]:
     rows = slice(2 * rank, 2 * rank + 2)
     ids, field = steering.tokens()[rows], steering.fields()[rows]
     weight = torch.randn(steering.ROWS, steering.LENGTH, 32, generator=torch.Generator().manual_seed(2)).double()[rows]
-    with RoutingControl(model, **steering.STRONG) as control:
+    with RoutingControl(model, reach=reach, **steering.STRONG) as control:
         with torch.no_grad(), control.record(field, steering.labels(), steering.kinds()):
             model(input_ids=ids, use_cache=False)
         tables = control.tables()
@@ -38,7 +38,7 @@ def step(rank: int, model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
 
 
-def main(rank: int, folder: str, kind: str) -> None:
+def main(rank: int, folder: str, kind: str, reach: str) -> None:
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -47,10 +47,10 @@ def main(rank: int, folder: str, kind: str) -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     try:
-        torch.save(step(rank, wrapped(kind)), f"{folder}/{rank}.pt")
+        torch.save(step(rank, wrapped(kind), reach), f"{folder}/{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe_routing.adapters import phases, transformers
+from moe_routing.adapters import calls, phases, transformers
 from moe_routing.adapters.families import FAMILIES, highest_logits
 from moe_routing.adapters.phases import Binding, Recording
 from tests.moe_routing.adapters import test_checkpointing as checkpointing
 from tests.moe_routing.adapters import test_families as families
+from tests.moe_routing.adapters import test_reach as reach
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
 WRONG = {
@@ -66,3 +67,29 @@ def test_an_unguarded_hook_fails_under_reentrant_checkpointing(monkeypatch):
     monkeypatch.setattr(transformers, "Binding", Unguarded)
     with pytest.raises(RuntimeError, match=r"requires_grad|require grad"):
         checkpointing.test_checkpointing_changes_nothing("qwen3_moe", True)
+
+
+def test_an_injection_that_passes_on_through_the_input_fails(monkeypatch):
+    class Twice(Binding):
+        def _steer(self, layer, site, stash, grad, side=None):
+            passed = super()._steer(layer, site, stash, grad, side)
+            return passed if side is None else passed + side[-1]
+
+    monkeypatch.setattr(transformers, "Binding", Twice)
+    with pytest.raises(AssertionError):
+        reach.test_only_the_routers_feel_the_control("qwen3_moe", None)
+
+
+def test_a_second_run_on_the_live_input_fails(monkeypatch):
+    monkeypatch.setattr(calls, "_detached", lambda value: value)
+    with pytest.raises(AssertionError):
+        reach.test_only_the_routers_feel_the_control("qwen3_moe", None)
+
+
+def test_products_left_to_autocast_fail(monkeypatch):
+    def widened(self, func, types, args=(), kwargs=None):
+        return func(*map(self._widened, args), **(kwargs or {}))
+
+    monkeypatch.setattr(calls.WideProducts, "__torch_function__", widened)
+    with pytest.raises(AssertionError):
+        reach.test_a_router_in_float32_keeps_the_whole_injection("qwen3_moe", True)

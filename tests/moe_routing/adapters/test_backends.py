@@ -32,13 +32,13 @@ def test_autocast_routes_in_half_precision_and_says_what_survives():
     assert 0.9 < share < 1.0  # the control is strong here, and still some entries are too small for bfloat16
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_give_the_gradients_of_one(kind, tmp_path):
-    ranks = [processes.start("adapters.steering_rank", str(rank), str(tmp_path), kind) for rank in range(2)]
+@pytest.mark.parametrize(("kind", "reach"), [("ddp", "backbone"), ("fsdp2", "backbone"), ("fsdp2", "router")])
+def test_two_ranks_give_the_gradients_of_one(kind, reach, tmp_path):
+    ranks = [processes.start("adapters.steering_rank", str(rank), str(tmp_path), kind, reach) for rank in range(2)]
     for process in ranks:
         processes.finish(process)
     model = tiny_model("qwen3_moe")
-    with RoutingControl(model, **steering.STRONG) as control:
+    with RoutingControl(model, reach=reach, **steering.STRONG) as control:
         want = steering.steered(model, control, steering.record(control, model))
     for rank in range(2):
         got = torch.load(tmp_path / f"{rank}.pt")
