@@ -1,5 +1,6 @@
 """The routing report: sums that add up, numbers that are those drawn, files that stand alone."""
 
+import dataclasses
 import math
 import re
 import sys
@@ -194,3 +195,37 @@ def test_what_does_not_fit_is_an_error():
     given["field"] = given["field"] + 1
     with pytest.raises(ValueError, match="group"):
         mr.RoutingSummary.of(**given)
+
+
+WRONG = {
+    "labels ignored": ("usage", lambda s: s.usage.sum(1, keepdim=True).expand_as(s.usage)),
+    "one layer's shifts for all": ("shifts", lambda s: s.shifts[:1].expand_as(s.shifts)),
+    "mean over all tokens": (
+        "router_entropy", lambda s: mr.SumCount(s.router_entropy.total, s.router_entropy.count + 4),
+    ),
+}  # fmt: skip
+CHECKS = [
+    test_usage_counts_each_selection_under_each_operation_of_its_turn,
+    test_metrics_are_those_of_the_primitives,
+]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_named_mistakes_are_caught(name, monkeypatch):
+    attribute, wrong = WRONG[name]
+    real = mr.RoutingSummary.of
+
+    def mistaken(**given):
+        summary = real(**given)
+        return dataclasses.replace(summary, **{attribute: wrong(summary)})
+
+    for check in CHECKS:
+        check()
+    monkeypatch.setattr(mr.RoutingSummary, "of", mistaken)
+    caught = 0
+    for check in CHECKS:
+        try:
+            check()
+        except AssertionError:
+            caught += 1
+    assert caught
