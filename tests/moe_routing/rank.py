@@ -7,6 +7,7 @@ import torch
 
 from moe_routing import (
     LoadBalance,
+    RoutingSummary,
     SumCount,
     TurnStatistics,
     entropy,
@@ -45,8 +46,11 @@ def one_step(case, rows):
     (slope,) = torch.autograd.grad(balance.loss(), leaf)
     drift = routing_drift(selected.roll(1, 1), selected, probs, field >= 0).reduce()
     mean_entropy = SumCount.of(entropy(probs), field >= 0).reduce().compute()
+    # Fields stand for trajectories here: no field is on both ranks.
+    summary = RoutingSummary.of(selected[None], probs[None], field, case.labels, field).reduce()
     assert stats.num_turns.dtype == torch.int64
     table = {"pmi": stats.pmi(), "turns": stats.num_turns, "pairs": pairs, "entropy": mean_entropy}
+    table |= {"usage": summary.usage, "shifts": summary.shifts, "summary": torch.tensor([*summary.metrics().values()])}
     table |= {"balance": balance.loss().detach(), "exact": drift.exact_match, "information": stats.information()}
     return table, gradient, slope
 
