@@ -1,0 +1,102 @@
+"""The summary of expert selection, read off the routers of a Hugging Face model while it runs."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moe_routing.adapters.routers import RouterSite, find_routers
+from moe_routing.fields import check_tokens
+from moe_routing.router import router_probs
+from moe_routing.summary import RoutingSummary
+
+
+class SummaryRecorder:
+    """Watches the forwards that run inside it; each must be of the same tokens, and the last one counts.
+
+    Args:
+        model: a transformers model with routers, or any wrapper around one. Nothing in it changes.
+        field: field id of each token of the forward, in its own shape or flat; -1 outside fields.
+        labels: operations of each field.
+        trajectory: trajectory id of each token, in the shape of ``field``.
+
+    Raises:
+        ValueError: if the model has no router, shapes disagree, or the routers differ in experts or k.
+        NotImplementedError: if a router of the model is not known.
+        RuntimeError: from :attr:`summary`, if a router did not run.
+
+    >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
+    >>> model = Qwen3MoeModel(Qwen3MoeConfig(
+    ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+    ...     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=4))
+    >>> ids = torch.arange(6).reshape(2, 3)
+    >>> field, labels = torch.tensor([[-1, 0, 0], [-1, 1, 1]]), torch.tensor([[True], [False]])
+    >>> with SummaryRecorder(model, field, labels, torch.arange(2)[:, None].expand(2, 3)) as recorder, torch.no_grad():
+    ...     _ = model(ids)
+    >>> int(recorder.summary.usage.sum()), int(recorder.summary.shifts.sum())
+    (4, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        field: Int[Tensor, "*batch"],
+        labels: Bool[Tensor, "fields operations"],
+        trajectory: Int[Tensor, "*batch"],
+    ) -> None:
+        self.routers: list[RouterSite] = find_routers(model)
+        self.field = field.detach().reshape(-1)
+        self.labels = labels
+        self.trajectory = trajectory.detach().reshape(-1)
+        self._source_output: dict[int, Tensor] = {}
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> "SummaryRecorder":
+        for layer, site in enumerate(self.routers):
+            if site.source is not None:
+                self._handles.append(site.source.register_forward_hook(self._source_hook(layer)))
+            self._handles.append(site.module.register_forward_hook(self._router_hook(layer, site)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._source_output.clear()
+
+    @property
+    def summary(self) -> RoutingSummary:
+        """What the routers did."""
+        missing = [site.name for layer, site in enumerate(self.routers) if layer not in self._seen]
+        if missing:
+            raise RuntimeError(f"routers that did not run inside SummaryRecorder: {missing}")
+        selected, probs = zip(*(self._seen[layer] for layer in range(len(self.routers))))
+        shapes = {(*chosen.shape, p.shape[-1]) for chosen, p in zip(selected, probs)}
+        if len(shapes) > 1:
+            raise ValueError(f"the routers differ in [tokens, k, experts]: {sorted(shapes)}; record a submodel")
+        device = probs[0].device
+        return RoutingSummary.of(
+            torch.stack([chosen.to(device) for chosen in selected]),
+            torch.stack([p.to(device) for p in probs]),
+            self.field.to(device),
+            self.labels.to(device),
+            self.trajectory.to(device),
+        )
+
+    def _source_hook(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+            self._source_output[layer] = output.detach()
+
+        return keep
+
+    def _router_hook(self, layer: int, site: RouterSite) -> Any:
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
+            flat = logits.detach().reshape(-1, logits.shape[-1])
+            check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
+            self._seen[layer] = (site.selected(output, logits).detach().long(), router_probs(flat, site.activation))
+
+        return after
