@@ -82,15 +82,16 @@ def _section(shape: str, aims: list[Aim], timed: Rounds, slopes: Rounds, peak: t
             ("autograd through the objective", slopes, "autograd", ""),
         )
     )
+    today = datetime.date.today().isoformat()
     return f"""{TITLE}
 
-Written by `python -m benchmarks.speed_routing` on {datetime.date.today().isoformat()}. Medians with the smallest and
-largest in brackets, over {len(timed.seconds["on"])} rounds of the step and {len(slopes.seconds["ours"])} of the
-gradient.
+Written by `python -m benchmarks.speed_routing` on {today}. Medians with the smallest and largest in
+brackets, over {len(timed.seconds["on"])} rounds of the step and {len(slopes.seconds["ours"])} of the gradient.
 
 * Machine: {machine()}
 * Versions: {versions(("torch", "transformers"))}
-* Model: the shape of Qwen3-MoE, {shape}. A model of full size spends a larger part of its step outside the routers.
+* Model: the shape of Qwen3-MoE, {shape}.
+  A model of full size spends a larger part of its step outside the routers.
 * Step: forward under the old policy, forward, backward, SGD update. *On* attaches the control, records the old-policy
   forward, builds the tables, steers the backward and detaches. Memory is that of the tensors made in the step at their
   peak; the ratio has the weights on both sides.
