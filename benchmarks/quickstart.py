@@ -1,6 +1,6 @@
 """The main job: warm up a model on good and wasteful tool use, then see what credit does to it.
 
-    python -m benchmarks.quickstart            # the embedded office, a tiny mixture of experts, six minutes on two cores
+    python -m benchmarks.quickstart            # the embedded office, a tiny MoE, six minutes on two cores
     python -m benchmarks.quickstart --quick    # one seed and few steps, under two minutes
     python -m benchmarks.quickstart --model PATH --data bfcl
 
