@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-call", type=int, default=96, help="longest gold call in tokens")
     parser.add_argument("--max-steps", type=int, default=200, help="most GRPO steps; SLCA makes as many as GRPO did")
     parser.add_argument("--prompts", type=int, default=2, help="prompts a GRPO or SLCA step (default 2)")
-    parser.add_argument("--generations", type=int, default=8, help="rollouts a prompt (default 8)")
+    parser.add_argument("--generations", type=int, default=4, help="rollouts a prompt (default 4)")
     parser.add_argument("--eval-rows", type=int, default=200, help="most held-out rows to answer")
     parser.add_argument("--eval-batch", type=int, default=16)
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")

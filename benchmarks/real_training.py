@@ -29,7 +29,7 @@ class Sizes:
     sft_learning_rate: float = 5e-5
     sft_epochs: int = 2
     prompts: int = 2
-    generations: int = 8
+    generations: int = 4
     micro: int = 4
     max_tokens: int = 160
     max_turns: int = 2
