@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.sections import write_section
 from benchmarks.speed_cases import FLOOR, credit_candidates, loss_candidates
 from benchmarks.timing import Rounds, Spread, bandwidth, bytes_for_backward, interleave, machine, versions
+
+TITLE = "Speed"
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,6 @@ def table(timed: Rounds, kept: dict[str, int] | None = None) -> str:
     return "\n".join(lines)
 
 
-def kept_sections(path: Path) -> str:
-    """What other benchmarks wrote below this report, each part under a heading of the first rank."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    start = text.find("\n# ")
-    return text[start:] if start >= 0 else ""
-
-
 def pair(text: str) -> tuple[int, int]:
     """`2048x1024` as rows and tokens."""
     rows, tokens = text.lower().split("x")
@@ -148,8 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [bench_credit(size, chosen.rounds, estimators, aims) for size in chosen.sizes]
     parts.append(bench_loss(chosen.loss_size, chosen.rounds, trainer, aims))
     report = _report(parts, aims, before, bandwidth(), chosen.rounds)
-    chosen.output.write_text(report + kept_sections(chosen.output), encoding="utf-8")
-    print(report)
+    write_section(chosen.output, TITLE, report)
+    print(f"# {TITLE}\n\n{report}")
     return 0
 
 
@@ -157,11 +153,9 @@ def _report(parts: list[str], aims: list[Aim], before: Spread, after: Spread, ro
     copies = " and ".join(
         f"{value.median / 1e9:.1f} ({value.low / 1e9:.1f} to {value.high / 1e9:.1f})" for value in (before, after)
     )
-    head = f"""# Speed
-
-Written by `make bench` on {datetime.date.today().isoformat()}. Every cell is a median with the smallest and largest in
-brackets, over {rounds} rounds in which the candidates take turns (the loop: at most 5); ratios are taken within a
-round. Quote ratios, not times.
+    head = f"""Written by `make bench` on {datetime.date.today().isoformat()}. Every cell is a median with the
+smallest and largest in brackets, over {rounds} rounds in which the candidates take turns (the loop: at most 5);
+ratios are taken within a round. Quote ratios, not times.
 
 * Machine: {machine()}
 * Versions: {versions(("torch", "verl", "trl", "transformers"))}

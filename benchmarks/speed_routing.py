@@ -12,23 +12,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.routing_cases import Step, gradient_candidates, moe_model, peak_bytes
+from benchmarks.sections import write_section
 from benchmarks.speed import Aim, require_agreement, spread
 from benchmarks.timing import Rounds, Spread, interleave, machine, versions
 
-TITLE = "# Cost of routing control"
-
-
-def kept_section(path: Path) -> str:
-    """The section of this benchmark in a report that is about to be written again, or nothing."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    start = text.find(f"\n{TITLE}\n")
-    return text[start:] if start >= 0 else ""
-
-
-def write_section(path: Path, section: str) -> None:
-    """Put the section at the end of the report in place of the one that was there."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    path.write_text(text.removesuffix(kept_section(path)) + f"\n{section}", encoding="utf-8")
+TITLE = "Cost of routing control"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{weights / 1e6:.0f} MB of float32 weights, {chosen.rows}×{chosen.tokens} tokens"
     )
     section = _section(shape, aims, timed, slopes, (off, on), chosen.gradient_tokens)
-    write_section(chosen.output, section)
-    print(section)
+    write_section(chosen.output, TITLE, section)
+    print(f"# {TITLE}\n\n{section}")
     return 0
 
 
@@ -83,9 +71,7 @@ def _section(shape: str, aims: list[Aim], timed: Rounds, slopes: Rounds, peak: t
         )
     )
     today = datetime.date.today().isoformat()
-    return f"""{TITLE}
-
-Written by `python -m benchmarks.speed_routing` on {today}. Medians with the smallest and largest in
+    return f"""Written by `python -m benchmarks.speed_routing` on {today}. Medians with the smallest and largest in
 brackets, over {len(timed.seconds["on"])} rounds of the step and {len(slopes.seconds["ours"])} of the gradient.
 
 * Machine: {machine()}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import speed, timing
+from benchmarks.sections import read_section, write_section
 from benchmarks.speed_cases import FLOOR, credit_candidates, loss_candidates, trajectories
 from benchmarks.timing import Rounds, Spread
 from credit import tool_summary_segments
@@ -34,9 +35,11 @@ def without(monkeypatch, *packages):
 
 def run(tmp_path, *more):
     target = tmp_path / "RESULTS.md"
+    write_section(target, "Other", "kept")
     sizes = ["--sizes", "16x32", "24x16", "--loss-size", "4x32", "--rounds", "2", "--threads", "1"]
     assert speed.main([*sizes, "--output", str(target), *more]) == 0
-    return target.read_text(encoding="utf-8")
+    assert read_section(target, "Other") == "kept"
+    return read_section(target, speed.TITLE)
 
 
 def test_report_without_peers(tmp_path, monkeypatch, capsys):

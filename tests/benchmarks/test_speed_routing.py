@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import speed_routing
 from benchmarks.routing_cases import STRONG, Step, fields, gradient_candidates, moe_model, peak_bytes
-from benchmarks.speed import kept_sections
+from benchmarks.sections import read_section
 from moe_routing.adapters.transformers import RoutingControl
 
 
@@ -31,20 +31,11 @@ def test_section_is_written_replaced_and_kept(tmp_path, capsys):
         assert speed_routing.main([*size, "--gradient-tokens", "64", "--output", str(target)]) == 0
     text = target.read_text(encoding="utf-8")
     assert text.startswith("# Speed\n\nfigures\n")
-    assert text.count(speed_routing.TITLE) == 1
-    section = speed_routing.kept_section(target)
-    assert section.strip() in capsys.readouterr().out
+    assert text.count(f"# {speed_routing.TITLE}\n") == 1
+    section = read_section(target, speed_routing.TITLE)
+    assert section in capsys.readouterr().out
     for expected in ("1 layers", "8 experts", "2×64 tokens", "control on / off: peak memory", "Machine:", "torch"):
         assert expected in section
-    assert speed_routing.kept_section(tmp_path / "absent.md") == ""
-
-
-def test_the_other_report_keeps_the_section(tmp_path):
-    target = tmp_path / "RESULTS.md"
-    assert kept_sections(target) == ""
-    speed_routing.write_section(target, f"{speed_routing.TITLE}\n\nfigures\n")
-    target.write_text("# Speed\n" + kept_sections(target), encoding="utf-8")
-    assert target.read_text(encoding="utf-8") == f"# Speed\n\n{speed_routing.TITLE}\n\nfigures\n"
 
 
 def test_both_gradients_are_the_same_and_not_the_one_given():
