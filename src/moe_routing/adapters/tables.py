@@ -74,18 +74,22 @@ class RoutingRecord:
             num_pairs=self.num_pairs + other.num_pairs,
         )
 
-    def tables(self, gate: float = 1.0, process_group: Any = None) -> RoutingTables:
-        """Add up over ranks, then the control rows of this rank's fields, each from the statistics of its kind."""
-        statistics = [part.reduce(process_group) for part in self.statistics]
+    def reduce(self, process_group: Any = None) -> "RoutingRecord":
+        """Add the sums up over ranks; labels, kinds and tokens stay those of this rank's fields."""
         (num_pairs,) = all_reduce_sums([self.num_pairs.double()], process_group)
+        statistics = tuple(part.reduce(process_group) for part in self.statistics)
+        return replace(self, statistics=statistics, num_pairs=num_pairs.long())
+
+    def tables(self, gate: float = 1.0) -> RoutingTables:
+        """The control rows of this rank's fields, each from the statistics of its kind."""
         rows = [
             turn_control(part.pmi(), self.labels, select(self.kind == k, self.tokens), part.num_turns)
-            for k, part in zip(KINDS, statistics)
+            for k, part in zip(KINDS, self.statistics)
         ]
         return RoutingTables(
             control=sum(rows[1:], rows[0]).float(),
-            num_pairs=num_pairs.long(),
+            num_pairs=self.num_pairs,
             gate=gate,
-            information={k.name.lower(): part.information() for k, part in zip(KINDS, statistics)},
-            num_turns={k.name.lower(): int(part.num_turns) for k, part in zip(KINDS, statistics)},
+            information={k.name.lower(): part.information() for k, part in zip(KINDS, self.statistics)},
+            num_turns={k.name.lower(): int(part.num_turns) for k, part in zip(KINDS, self.statistics)},
         )

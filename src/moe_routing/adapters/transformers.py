@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from moe_routing.adapters.calls import Reach, RouterCall, router_calls
 from moe_routing.adapters.phases import Binding, Recording
+from moe_routing.adapters.ranks import batch_groups
 from moe_routing.adapters.routers import RouterSite, find_routers
 from moe_routing.adapters.tables import RoutingRecord, RoutingTables
 from moe_routing.gate import EntropyGate
@@ -81,6 +82,7 @@ class RoutingControl:
         self.rho = rho
         self.gate = gate
         self._model_name = type(model).__name__
+        self._batch_groups = batch_groups(model)
         self._phase: Recording | Binding | None = None
         self._record: RoutingRecord | None = None
         self._survived: SumCount | None = None
@@ -98,8 +100,8 @@ class RoutingControl:
         field: Int[Tensor, "..."],
         labels: Bool[Tensor, "fields operations"],
         kind: Int[Tensor, " fields"],
-    ) -> Iterator[None]:
-        """Gather the statistics of one forward under the old policy.
+    ) -> Iterator[Recording]:
+        """Gather the statistics of one forward under the old policy; yields them as they grow.
 
         Args:
             field: field id of each token of the forward, in its own shape or flat; -1 outside fields. Ids number
@@ -114,7 +116,7 @@ class RoutingControl:
         phase = Recording(field.detach().reshape(-1), labels.shape[0])
         self._enter(phase)
         try:
-            yield
+            yield phase
         finally:
             self._leave()
         missing = [site.name for layer, site in enumerate(self.routers) if layer not in phase.usage]
@@ -134,7 +136,8 @@ class RoutingControl:
 
         Args:
             entropy: mean policy entropy over the generated tokens of all ranks; required with a gate.
-            process_group: ranks to add up over; every rank must call this.
+            process_group: ranks to add up over; by default all that hold batches of their own, which leaves out
+                the ranks that share one under tensor or expert parallelism. Every rank must call this.
 
         Raises:
             RuntimeError: if nothing was recorded.
@@ -146,7 +149,9 @@ class RoutingControl:
             raise ValueError("entropy is required, because this RoutingControl has an entropy gate")
         record, self._record = self._record, None
         opening = 1.0 if self.gate is None or entropy is None else self.gate(entropy)
-        return record.tables(opening, process_group)
+        for group in self._batch_groups if process_group is None else [process_group]:
+            record = record.reduce(group)
+        return record.tables(opening)
 
     @contextmanager
     def bind(
