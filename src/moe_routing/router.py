@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credit._safe import compute_dtype
+from moe_routing.blocks import on_processor
 
 Activation = Literal["softmax", "sigmoid"]
+# Of a row whose highest logit is above, sigmoids that underflow float32 are below 1e-19 of the sum.
+FAINT_LOGIT = -40.0
 
 
 def check_activation(activation: str) -> None:
@@ -89,9 +92,26 @@ def pull_back(
     return logit_slope(probs * (direction - inner), logits, activation)
 
 
-def row_dot(a: Float[Tensor, "tokens experts"], b: Float[Tensor, "tokens experts"]) -> Float[Tensor, " tokens"]:
-    """Inner product of each pair of rows, without a buffer for the products."""
-    return torch.bmm(a[:, None, :], b[:, :, None]).reshape(-1)
+def usable_probs(
+    logits: Float[Tensor, "tokens experts"], activation: Activation
+) -> tuple[Float[Tensor, "tokens experts"], Bool[Tensor, " tokens"]]:
+    """:func:`router_probs` and :func:`usable_rows` in fewer passes; a row that is not usable may hold anything."""
+    if activation == "softmax":
+        probs = torch.softmax(logits, dim=-1)
+        # One NaN, one +inf or nothing but -inf makes the sum of a row NaN, and with it every entry.
+        return probs, ~torch.isnan(probs[:, 0])
+    usable = usable_rows(logits)
+    if not on_processor(logits):
+        return torch.softmax(router_scores(logits, activation), dim=-1), usable
+    score = torch.sigmoid(logits)
+    probs = score.div_(score.sum(-1, keepdim=True))
+    # Scores that all underflow are renormalised in log space, which costs three times as much.
+    faint = usable & (logits.amax(-1) < FAINT_LOGIT)
+    index = faint.nonzero()[:, 0]
+    if index.numel():
+        exact = torch.softmax(router_scores(logits.index_select(0, index), activation), dim=-1)
+        probs.index_copy_(0, index, exact)
+    return probs, usable
 
 
 def logit_slope(
