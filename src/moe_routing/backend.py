@@ -1,0 +1,62 @@
+"""Which implementation of the router gradient runs: the Triton kernel or PyTorch."""
+
+import importlib.util
+import os
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from moe_routing.kernels import MAX_EXPERTS, MAX_K
+
+Kernel = Literal["triton", "torch"]
+
+VARIABLE = "MOE_ROUTING_KERNEL"
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def kernel_choice(device: torch.device | str) -> Kernel:
+    """The implementation that tensors on ``device`` are given to.
+
+    Triton where the device is a GPU and Triton is installed, else PyTorch. The environment variable
+    ``MOE_ROUTING_KERNEL=triton|torch`` forces either; with ``TRITON_INTERPRET=1``, set before Triton is first
+    imported, the kernel runs on CPU tensors too.
+
+    Raises:
+        ValueError: for another value of the variable.
+        ImportError: if it asks for Triton and Triton is not installed.
+        RuntimeError: if it asks for Triton on a device that is no GPU, without the interpreter.
+
+    >>> kernel_choice("cpu")
+    'torch'
+    """
+    wanted, on_gpu = os.environ.get(VARIABLE, ""), torch.device(device).type == "cuda"
+    if wanted not in ("", "triton", "torch"):
+        raise ValueError(f"{VARIABLE} must be 'triton' or 'torch', got {wanted!r}")
+    installed = importlib.util.find_spec("triton") is not None
+    if wanted != "triton":
+        return "triton" if on_gpu and installed and not wanted else "torch"
+    if not installed:
+        raise ImportError(f"{VARIABLE}=triton, but triton is not installed: pip install 'credit-routing[kernel]'")
+    if not on_gpu and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        raise RuntimeError(
+            f"{VARIABLE}=triton, but the tensors are on {torch.device(device)}: the kernel needs a GPU, "
+            "or TRITON_INTERPRET=1 set before triton is imported"
+        )
+    return "triton"
+
+
+def use_kernel(
+    logits: Float[Tensor, "tokens experts"],
+    grad_in: Float[Tensor, "tokens experts"],
+    selected: Int[Tensor, "tokens k"],
+) -> bool:
+    """Whether the kernel takes this call: it computes in float32, and reads at most 1024 experts and k = 32.
+
+    Never under ``torch.compile``, which fuses the PyTorch form itself.
+    """
+    if torch.compiler.is_compiling() or kernel_choice(logits.device) == "torch":
+        return False
+    known = logits.dtype in KERNEL_DTYPES and grad_in.dtype in KERNEL_DTYPES
+    return known and 1 <= logits.shape[1] <= MAX_EXPERTS and 1 <= selected.shape[1] <= MAX_K
