@@ -98,6 +98,13 @@ def expert_counts(
     check_tokens("group", group, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
     check_selection(selected, num_experts, f"num_experts={num_experts}")
     check_ids("group", group, num_groups, f"num_groups={num_groups}")
+    return selection_counts(selected, group, num_groups, num_experts)
+
+
+def selection_counts(
+    selected: Int[Tensor, "tokens k"], group: Int[Tensor, " tokens"], num_groups: int, num_experts: int
+) -> Int[Tensor, "groups experts"]:
+    """:func:`expert_counts` of ids known to be in range, without a look at the data."""
     counted = (group >= 0) & recorded_rows(selected)
     # One spare row takes what is ignored, so that no index is data dependent in shape.
     cell = torch.where(counted[:, None], group[:, None].long() * num_experts + selected, num_groups * num_experts)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from credit._safe import as_mask, compute_dtype, masked_sum, require_shape, safe_divide, select, statistics_dtype
 from moe_routing.fields import check_selection, check_tokens, recorded_rows
-from moe_routing.sums import SumCount, all_reduce_sums
+from moe_routing.similarity import PairSimilarity
+from moe_routing.sums import all_reduce_sums
 
 
 def specialization_gap(
@@ -29,7 +30,7 @@ def specialization_gap(
 
     Returns:
         One gap per layer, 0 when either kind of pair is missing. Pairs cross shards, so it does not add up:
-        gather the counts of all ranks first.
+        ``FieldSelection.specialization`` is the form for ranks.
 
     Raises:
         ValueError: if the three disagree on the number of fields.
@@ -44,23 +45,9 @@ def specialization_gap(
     check_tokens("labels", labels, fields, f"counts of shape {tuple(counts.shape)}")
     if eligible is not None:
         require_shape("eligible", eligible, (fields,), f"counts of shape {tuple(counts.shape)}")
-    wide = counts.to(compute_dtype(counts) if counts.is_floating_point() else torch.float32)
-    total = wide.sum(-1)
-    usable = (total > 0) & torch.isfinite(total) & (True if eligible is None else eligible)
-    share = safe_divide(select(usable[..., None], wide), select(usable, total)[..., None])
-    # min(a, b) sums to 1 - |a - b|_1 / 2 for distributions; cdist needs no fields x fields x experts buffer.
-    similarity = 1 - torch.cdist(share, share, p=1.0) / 2
-    common = labels.to(share.dtype) @ labels.to(share.dtype).T > 0
-    pair = (usable[..., :, None] & usable[..., None, :]).triu(1)
-    alike, apart = pair & common, pair & ~common
-    gap = _pair_mean(similarity, alike) - _pair_mean(similarity, apart)
-    return select(alike.flatten(-2).any(-1) & apart.flatten(-2).any(-1), gap)
-
-
-def _pair_mean(
-    similarity: Float[Tensor, "*layers fields fields"], pair: Bool[Tensor, "*layers fields fields"]
-) -> Float[Tensor, "*layers"]:
-    return SumCount.of(similarity.flatten(-2), pair.flatten(-2)).compute().to(similarity.dtype)
+        counts = select(eligible[:, None], counts)
+    gap = PairSimilarity.of(counts, labels, counts, labels).gap()
+    return gap.to(compute_dtype(counts) if counts.is_floating_point() else torch.float32)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape, safe_divide, select
-from moe_routing.fields import check_tokens
-from moe_routing.metrics import entropy, expert_counts, load_cv, shift_histogram
+from moe_routing.fields import check_ids, check_selection, check_tokens
+from moe_routing.metrics import entropy
+from moe_routing.selection import FieldSelection
 from moe_routing.sums import SumCount, all_reduce_sums
 
 
@@ -32,7 +33,8 @@ class RoutingSummary:
     >>> summary.usage.tolist(), summary.shifts.tolist()
     ([[[2, 0], [0, 2]]], [[2, 0]])
     >>> {key: round(value, 3) for key, value in summary.metrics().items()}
-    {'routing/jaccard': 1.0, 'routing/load_cv': 0.0, 'routing/router_entropy': 0.693, 'routing/usage_divergence': 0.693}
+    {'routing/jaccard': 1.0, 'routing/mean_shift': 0.0, 'routing/load_cv': 0.0, 'routing/router_entropy': 0.693,
+     'routing/usage_divergence': 0.693}
     """
 
     usage: Int[Tensor, "layers operations experts"]
@@ -56,7 +58,8 @@ class RoutingSummary:
             probs: router probabilities.
             field: field id per token, -1 outside generated fields; ids are rows of ``labels``.
             labels: operations of each field.
-            trajectory: trajectory id per token; tokens outside fields do not count for the load either.
+            trajectory: trajectory id per token, one for all tokens of a field; tokens outside fields do not count
+                for the load either.
 
         Raises:
             ValueError: if shapes disagree or an id is out of range.
@@ -64,19 +67,24 @@ class RoutingSummary:
         require_shape("selected", selected, (*probs.shape[:2], selected.shape[-1]), f"probs {tuple(probs.shape)}")
         check_tokens("field", field, probs.shape[1], f"probs of shape {tuple(probs.shape)}")
         check_tokens("trajectory", trajectory, probs.shape[1], f"probs of shape {tuple(probs.shape)}")
-        inside, experts = field >= 0, probs.shape[-1]
-        owner = torch.where(inside, trajectory, -1)
-        by_field = torch.stack([expert_counts(layer, field, labels.shape[0], experts) for layer in selected])
-        # In float64: exact up to 2**53, and integers have no matrix product on CUDA.
-        usage = torch.einsum("fo,lfm->lom", labels.to(by_field.device).double(), by_field.double()).long()
-        load = torch.stack([load_cv(layer, owner, experts) for layer in selected]).double()
-        certain = entropy(select(inside[None, :, None], probs.float()))
-        return cls(
-            usage,
-            torch.stack([shift_histogram(layer, field) for layer in selected]),
-            SumCount.of(load, torch.ones_like(load, dtype=torch.bool)),
-            SumCount.of(certain, inside.expand(certain.shape)),
-        )
+        check_ids("field", field, labels.shape[0], f"labels of shape {tuple(labels.shape)}")
+        check_selection(selected, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
+        certain = entropy(select((field >= 0)[None, :, None], probs.float()))
+        layers = [
+            FieldSelection.of(chosen, sure, field, labels.shape[0], probs.shape[-1])
+            for chosen, sure in zip(selected, certain)
+        ]
+        return cls.from_fields(FieldSelection.stack(layers), labels, field_owner(field, trajectory, labels.shape[0]))
+
+    @classmethod
+    def from_fields(
+        cls, selection: FieldSelection, labels: Bool[Tensor, "fields operations"], trajectory: Int[Tensor, " fields"]
+    ) -> "RoutingSummary":
+        """Summary of a batch from the counts of its fields; ``trajectory`` is -1 for those outside the load."""
+        fields = selection.counts.shape[1]
+        require_shape("labels", labels, (fields, *labels.shape[1:]), f"counts {tuple(selection.counts.shape)}")
+        require_shape("trajectory", trajectory, (fields,), f"counts {tuple(selection.counts.shape)}")
+        return cls(selection.usage(labels), selection.shifts, selection.load_cv(trajectory), selection.router_entropy)
 
     def __add__(self, other: "RoutingSummary") -> "RoutingSummary":
         return RoutingSummary(
@@ -117,11 +125,26 @@ class RoutingSummary:
     def metrics(self) -> dict[str, float]:
         """Means over layers for the trainer's log; the Jaccard similarity of c changes is ``(k-c)/(k+c)``."""
         changed = torch.arange(self.shifts.shape[-1], device=self.shifts.device).double()
-        k = max(self.shifts.shape[-1] - 1, 1)
+        k, share = max(self.shifts.shape[-1] - 1, 1), self.shift_share()
         found = {
-            "jaccard": (self.shift_share() * (k - changed) / (k + changed)).sum(),
+            "jaccard": (share * (k - changed) / (k + changed)).sum(),
+            "mean_shift": (share * changed).sum(),
             "load_cv": self.load_cv.compute().mean(),
             "router_entropy": self.router_entropy.compute().mean(),
             "usage_divergence": self.usage_divergence().mean(),
         }
-        return {f"routing/{name}": float(value) for name, value in found.items()}
+        values = torch.stack(list(found.values())).tolist()
+        return {f"routing/{name}": value for name, value in zip(found, values)}
+
+
+def field_owner(
+    field: Int[Tensor, " tokens"], trajectory: Int[Tensor, " tokens"], num_fields: int
+) -> Int[Tensor, " fields"]:
+    """Trajectory of each field, -1 for fields without tokens.
+
+    >>> field_owner(torch.tensor([-1, 1, 1, 0]), torch.tensor([5, 5, 5, 7]), 3).tolist()
+    [7, 5, -1]
+    """
+    inside = field >= 0
+    owner = trajectory.new_full((num_fields,), -1)
+    return owner.scatter_reduce(0, field[inside].long(), trajectory[inside], "amax")

@@ -18,6 +18,7 @@ from moe_routing import (
     turn_usage,
 )
 from moe_routing.fields import count_pairs
+from moe_routing.selection import FieldSelection
 from moe_routing.sums import all_reduce_sums
 from tests.moe_routing import checks
 from tests.moe_routing.cases import rich_case
@@ -48,9 +49,13 @@ def one_step(case, rows):
     mean_entropy = SumCount.of(entropy(probs), field >= 0).reduce().compute()
     # Fields stand for trajectories here: no field is on both ranks.
     summary = RoutingSummary.of(selected[None], probs[None], field, case.labels, field).reduce()
+    counts = FieldSelection.of(selected, entropy(probs), field, case.num_fields, probs.shape[1])
+    some = torch.arange(case.num_fields) % 3 != 1
+    gap = counts.specialization(case.labels, some)
     assert stats.num_turns.dtype == torch.int64
     table = {"pmi": stats.pmi(), "turns": stats.num_turns, "pairs": pairs, "entropy": mean_entropy}
     table |= {"usage": summary.usage, "shifts": summary.shifts, "summary": torch.tensor([*summary.metrics().values()])}
+    table |= {"gap": gap, "nothing": counts.specialization(case.labels, some & False)}
     table |= {"balance": balance.loss().detach(), "exact": drift.exact_match, "information": stats.information()}
     return table, gradient, slope
 

@@ -12,6 +12,7 @@ def test_two_ranks_with_half_of_the_batch_each_hold_the_numbers_of_one_with_all_
     case = rich_case(31)
     table, gradient, slope = one_step(case, slice(None))
     assert table["information"].sum() > 0
+    assert table["gap"] != 0
     alone = load_balancing_loss(router_probs(case.logits.float()), case.selected, case.field >= 0)
     assert_close(table["balance"].float(), alone)
     for process in processes:

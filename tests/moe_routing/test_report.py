@@ -68,8 +68,11 @@ def test_metrics_are_those_of_the_primitives():
     inside = given["field"] >= 0
     owner = torch.where(inside, given["trajectory"], -1)
     pairs = [mr.SumCount.of(*mr.jaccard_similarity(layer, given["field"])) for layer in given["selected"]]
+    found_gaps = [mr.expert_set_gap(layer, given["field"]) for layer in given["selected"]]
+    gaps = [gap[valid] for gap, valid in found_gaps]
     want = {
         "jaccard": (pairs[0] + pairs[1] + pairs[2]).compute(),
+        "mean_shift": K * torch.stack([gap.mean() for gap in gaps]).mean(),
         "load_cv": torch.stack([mr.load_cv(layer, owner, EXPERTS).mean() for layer in given["selected"]]).mean(),
         "router_entropy": torch.stack([mr.router_entropy(layer, inside) for layer in given["probs"]]).mean(),
     }
@@ -193,7 +196,7 @@ def test_what_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="hold 3 layers"):
         mr.routing_report(summary, OPERATIONS, layer=3)
     given["field"] = given["field"] + 1
-    with pytest.raises(ValueError, match="group"):
+    with pytest.raises(ValueError, match="field"):
         mr.RoutingSummary.of(**given)
 
 

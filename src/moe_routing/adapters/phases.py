@@ -16,7 +16,9 @@ from moe_routing.adapters.tables import RoutingTables
 from moe_routing.fields import check_tokens
 from moe_routing.hooks import Report, RouterInjection
 from moe_routing.information import turn_usage
-from moe_routing.router import router_probs
+from moe_routing.router import router_log_probs
+
+Observer = Callable[[int, Int[Tensor, "tokens k"], Float[Tensor, "tokens experts"]], None]
 
 
 @dataclass
@@ -24,18 +26,24 @@ class Recording:
     """Keeps the usage of each field at each router.
 
     Stored by layer, not added: the second run of a checkpointed router puts the same value in the same place.
+
+    Attributes:
+        observe: called with the layer, its selection and its log-probabilities whenever a router ran.
     """
 
     field: Int[Tensor, " tokens"]
     num_fields: int
     usage: dict[int, Tensor] = dataclass_field(default_factory=dict)
+    observe: Observer | None = None
 
     def visit(self, layer: int, site: RouterSite, logits: Float[Tensor, "..."], output: Any) -> None:
         """Called with the logits of one router that just ran."""
         flat = logits.detach().reshape(-1, logits.shape[-1])
         check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
-        probs = router_probs(flat, site.activation)
-        self.usage[layer], _ = turn_usage(probs, self.field.to(flat.device), self.num_fields)
+        log_probs = router_log_probs(flat, site.activation)
+        self.usage[layer], _ = turn_usage(log_probs.exp(), self.field.to(flat.device), self.num_fields)
+        if self.observe is not None:
+            self.observe(layer, site.selected(output, logits), log_probs)
 
 
 @dataclass

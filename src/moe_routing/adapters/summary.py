@@ -3,14 +3,48 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from moe_routing.adapters.routers import RouterSite, find_routers
-from moe_routing.fields import check_tokens
-from moe_routing.router import router_probs
-from moe_routing.summary import RoutingSummary
+from moe_routing.fields import check_ids, check_tokens
+from moe_routing.router import router_log_probs
+from moe_routing.selection import FieldSelection
+from moe_routing.summary import RoutingSummary, field_owner
+
+
+class SelectionObserver:
+    """Counts what the routers of one forward select, layer by layer, so that no layer's probabilities are kept.
+
+    Args:
+        field: field id of each token, flat.
+        num_fields: above every id.
+
+    >>> observer = SelectionObserver(torch.tensor([0, 0]), 1)
+    >>> observer(0, torch.tensor([[0], [1]]), torch.zeros(2, 2) - 0.5)
+    >>> observer.selection().counts.tolist()
+    [[[1, 1]]]
+    """
+
+    def __init__(self, field: Int[Tensor, " tokens"], num_fields: int) -> None:
+        self.field = field
+        self.num_fields = num_fields
+        self.layers: dict[int, FieldSelection] = {}
+
+    def __call__(
+        self, layer: int, selected: Int[Tensor, "tokens k"], log_probs: Float[Tensor, "tokens experts"]
+    ) -> None:
+        """The router of ``layer`` ran; a later run of it replaces this one."""
+        # An expert of probability 0 would count 0 * -inf.
+        certain = 0 - (log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
+        self.layers[layer] = FieldSelection.of(
+            selected.detach().long(), certain, self.field.to(log_probs.device), self.num_fields, log_probs.shape[-1]
+        )
+
+    def selection(self) -> FieldSelection:
+        """All layers that ran, in order."""
+        return FieldSelection.stack([self.layers[layer] for layer in sorted(self.layers)])
 
 
 class SummaryRecorder:
@@ -50,8 +84,10 @@ class SummaryRecorder:
         self.field = field.detach().reshape(-1)
         self.labels = labels
         self.trajectory = trajectory.detach().reshape(-1)
+        check_tokens("trajectory", self.trajectory, self.field.shape[0], f"field of shape {tuple(field.shape)}")
+        check_ids("field", self.field, labels.shape[0], f"labels of shape {tuple(labels.shape)}")
+        self._observer = SelectionObserver(self.field, labels.shape[0])
         self._source_output: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> "SummaryRecorder":
@@ -70,21 +106,11 @@ class SummaryRecorder:
     @property
     def summary(self) -> RoutingSummary:
         """What the routers did."""
-        missing = [site.name for layer, site in enumerate(self.routers) if layer not in self._seen]
+        missing = [site.name for layer, site in enumerate(self.routers) if layer not in self._observer.layers]
         if missing:
             raise RuntimeError(f"routers that did not run inside SummaryRecorder: {missing}")
-        selected, probs = zip(*(self._seen[layer] for layer in range(len(self.routers))))
-        shapes = {(*chosen.shape, p.shape[-1]) for chosen, p in zip(selected, probs)}
-        if len(shapes) > 1:
-            raise ValueError(f"the routers differ in [tokens, k, experts]: {sorted(shapes)}; record a submodel")
-        device = probs[0].device
-        return RoutingSummary.of(
-            torch.stack([chosen.to(device) for chosen in selected]),
-            torch.stack([p.to(device) for p in probs]),
-            self.field.to(device),
-            self.labels.to(device),
-            self.trajectory.to(device),
-        )
+        owner = field_owner(self.field, self.trajectory, self.labels.shape[0])
+        return RoutingSummary.from_fields(self._observer.selection(), self.labels, owner)
 
     def _source_hook(self, layer: int) -> Any:
         def keep(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -97,6 +123,6 @@ class SummaryRecorder:
             logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
             flat = logits.detach().reshape(-1, logits.shape[-1])
             check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
-            self._seen[layer] = (site.selected(output, logits).detach().long(), router_probs(flat, site.activation))
+            self._observer(layer, site.selected(output, logits), router_log_probs(flat, site.activation))
 
         return after

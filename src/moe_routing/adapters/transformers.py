@@ -82,7 +82,7 @@ class RoutingControl:
         self.rho = rho
         self.gate = gate
         self._model_name = type(model).__name__
-        self._batch_groups = batch_groups(model)
+        self.batch_groups = batch_groups(model)
         self._phase: Recording | Binding | None = None
         self._record: RoutingRecord | None = None
         self._survived: SumCount | None = None
@@ -149,7 +149,7 @@ class RoutingControl:
             raise ValueError("entropy is required, because this RoutingControl has an entropy gate")
         record, self._record = self._record, None
         opening = 1.0 if self.gate is None or entropy is None else self.gate(entropy)
-        for group in self._batch_groups if process_group is None else [process_group]:
+        for group in self.batch_groups if process_group is None else [process_group]:
             record = record.reduce(group)
         return record.tables(opening)
 

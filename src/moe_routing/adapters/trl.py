@@ -4,8 +4,8 @@ The trainer calls; nothing here imports it.
 """
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape
-from moe_routing.adapters.tables import RoutingTables
+from moe_routing.adapters.summary import SelectionObserver
+from moe_routing.adapters.tables import KINDS, RoutingTables
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.fields import FieldKind, field_ids
 from moe_routing.operations import OperationRules
+from moe_routing.selection import FieldSelection
+from moe_routing.summary import RoutingSummary
 from moe_routing.sums import SumCount
 
 TOOL_CALL_BLOCK = r"<tool_call>.*?(?:</tool_call>|\Z)"
@@ -36,7 +39,11 @@ class TurnRouting:
         control: attached to the very model that the trainer gets.
         rules: operations of a turn; :meth:`OperationRules.tool_calls` by default.
         block: regular expression of a tool-call block in a turn's text; ``CODE_BLOCK`` for agents that write code.
-        process_group: ranks to add statistics up over; all by default.
+        process_group: ranks to add statistics up over; by default all that hold batches of their own.
+
+    Attributes:
+        summaries: expert selection in the first and in the last batch, over all ranks. With the trainer's own log they
+            make a report: ``routing_report(routing.summaries, routing.rules.operations, trainer.state.log_history)``.
 
     Reference: paper sections 3.1 and 3.3; the reading of TRL's tokens is ours.
     """
@@ -53,9 +60,13 @@ class TurnRouting:
         self.rules = OperationRules.tool_calls() if rules is None else rules
         self.block = re.compile(block, re.DOTALL)
         self.process_group = process_group
+        self._groups: list[Any] = control.batch_groups if process_group is None else [process_group]
         self.tables: RoutingTables | None = None
+        self.summaries: dict[str, RoutingSummary] = {}
         self._labels = torch.zeros(0, len(self.rules.operations), dtype=torch.bool)
-        self._kind = torch.zeros(0, dtype=torch.long)
+        self._trajectory = self._kind = torch.zeros(0, dtype=torch.long)
+        self._selection: FieldSelection | None = None
+        self._logged: dict[str, float] = {}
 
     def label(
         self, completion_ids: Int[Tensor, "batch tokens"], turn: Int[Tensor, "batch tokens"], tokenizer: Any
@@ -80,17 +91,27 @@ class TurnRouting:
         row_of = torch.arange(len(turn))[:, None].expand(turn.shape)
         field, triples = field_ids(row_of.flatten(), numbers.flatten(), kind.flatten())
         self._labels = self.rules.labels([calls[row, number] for row, number, _ in triples.tolist()])
-        self._kind = triples[:, 2]
+        self._trajectory, self._kind = triples[:, 0], triples[:, 2]
+        self._selection = None
         return field.reshape(turn.shape).to(turn.device)
 
-    def record(self, field: Int[Tensor, "batch tokens"]) -> AbstractContextManager[None]:
+    @contextmanager
+    def record(self, field: Int[Tensor, "batch tokens"]) -> Iterator[None]:
         """Around one forward under the old policy, whose tokens these are."""
-        return self.control.record(field, self._labels, self._kind)
+        observer = SelectionObserver(field.flatten(), len(self._kind))
+        with self.control.record(field, self._labels, self._kind) as recording:
+            recording.observe = observer
+            yield
+        part = observer.selection()
+        self._selection = part if self._selection is None else self._selection + part
 
     def close(self, entropies: Float[Tensor, "batch tokens"], field: Int[Tensor, "batch tokens"]) -> None:
         """Add up over ranks: the entropy for the gate, and the tables of the batch."""
-        mean = SumCount.of(entropies.flatten(), (field >= 0).flatten()).reduce(self.process_group).compute()
-        self.tables = self.control.tables(mean, self.process_group)
+        entropy = SumCount.of(entropies.flatten(), (field >= 0).flatten())
+        for group in self._groups:
+            entropy = entropy.reduce(group)
+        self.tables = self.control.tables(entropy.compute(), self.process_group)
+        self._logged = self._tables_metrics(self.tables) | self._selection_metrics()
 
     def bind(self, field: Int[Tensor, "batch tokens"], *, scale: float) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch.
@@ -103,14 +124,30 @@ class TurnRouting:
         return self.control.bind(field, self.tables, scale=scale)
 
     def metrics(self) -> dict[str, float]:
-        """Gate, survived share, and of the last batch: turns of each kind, their mean information, pairs."""
-        logged = self.control.metrics()
-        if self.tables is not None:
-            logged["routing/pairs"] = float(self.tables.num_pairs)
-            for kind, information in self.tables.information.items():
-                logged[f"routing/information_{kind}"] = float(information.mean())
-                logged[f"routing/turns_{kind}"] = float(self.tables.num_turns[kind])
+        """Gate and survived share now; turns, information, pairs and expert selection of the last batch."""
+        return self.control.metrics() | self._logged
+
+    def _tables_metrics(self, tables: RoutingTables) -> dict[str, float]:
+        logged = {"routing/pairs": float(tables.num_pairs)}
+        for kind, information in tables.information.items():
+            logged[f"routing/information_{kind}"] = float(information.mean())
+            logged[f"routing/turns_{kind}"] = float(tables.num_turns[kind])
         return logged
+
+    def _selection_metrics(self) -> dict[str, float]:
+        assert self._selection is not None  # there are tables, so something was recorded
+        selection, self._selection = self._selection, None
+        summary = RoutingSummary.from_fields(selection, self._labels, self._trajectory)
+        for group in self._groups:
+            summary = summary.reduce(group)
+        self.summaries = {"first": self.summaries.get("first", summary), "last": summary}
+        gaps = {
+            f"routing/specialization_gap_{kind.name.lower()}": selection.specialization(
+                self._labels, self._kind == kind, self._groups
+            )
+            for kind in KINDS
+        }
+        return summary.metrics() | {name: float(gap.mean()) for name, gap in gaps.items()}
 
 
 def split_turn(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import moe_routing as mr
 from moe_routing import FieldKind, OperationRules
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.adapters.trl import CODE_BLOCK, TOOL_CALL_BLOCK, TurnRouting, split_turn
@@ -150,6 +151,60 @@ def test_a_batch_without_generated_tokens(control):
         model(input_ids=ids.clamp(max=9)).last_hidden_state.sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert routing.metrics()["routing/pairs"] == 0
+
+
+def expected_selection(sites, outputs, field, labels, row, kind):
+    """What is logged of expert selection, from the primitives on each router's own output for the whole batch."""
+    inside, owner = field >= 0, torch.where(field >= 0, row, -1)
+    means = {}
+    for site, output in zip(sites, outputs, strict=True):
+        probs = mr.router_probs(output[0], site.activation)
+        experts, chosen = probs.shape[1], output[2]
+        counts = mr.expert_counts(chosen, field, len(labels), experts)
+        layer = {
+            "jaccard": mr.SumCount.of(*mr.jaccard_similarity(chosen, field)).compute(),
+            "mean_shift": chosen.shape[1] * mr.SumCount.of(*mr.expert_set_gap(chosen, field)).compute(),
+            "load_cv": mr.load_cv(chosen, owner, experts).mean(),
+            "router_entropy": mr.router_entropy(probs, inside),
+            "specialization_gap_think": mr.specialization_gap(counts, labels, kind == FieldKind.THINK),
+            "specialization_gap_tool": mr.specialization_gap(counts, labels, kind == FieldKind.TOOL),
+        }
+        for name, value in layer.items():
+            means[name] = means.get(name, 0.0) + float(value) / len(sites)
+    return means
+
+
+def test_logged_selection_is_that_of_the_primitives(tmp_path):
+    """Read off micro-batches of one row each; two batches make a report."""
+    model, tokenizer = tiny_model("qwen3_moe"), Bytes(2)
+    first, second = [(1, "so I " + READ), (0, "x"), (1, DELETE)], [(1, "and then " + DELETE + READ)]
+    rows = [first, second, [(1, "Nothing.")], [(1, READ)]]
+    ids, turn = batch(tokenizer, *rows)
+    tokens, seen = ids % 40, {}
+    with RoutingControl(model) as control:
+        routing = TurnRouting(control)
+        history = []
+        for step in range(2):
+            field = routing.label(ids.roll(step, 0), turn.roll(step, 0), tokenizer)
+            for row in range(len(ids)):
+                with torch.no_grad(), routing.record(field[row, None]):
+                    model(input_ids=tokens.roll(step, 0)[row, None])
+            routing.close(torch.ones(ids.shape), field)
+            history.append({"step": step + 1, **routing.metrics()})
+        for layer, site in enumerate(control.routers):
+            site.module.register_forward_hook(lambda m, a, output, layer=layer: seen.update({layer: output}))
+        with torch.no_grad():
+            model(input_ids=tokens.roll(1, 0))
+    row = torch.arange(len(ids))[:, None].expand(ids.shape).flatten()
+    outputs = [seen[layer] for layer in range(len(control.routers))]
+    want = expected_selection(control.routers, outputs, field.flatten(), routing._labels, row, routing._kind)
+    for name, value in want.items():
+        assert value != 0, name
+        assert history[1][f"routing/{name}"] == pytest.approx(value, rel=1e-5), name
+    page = tmp_path / "report.html"
+    numbers = mr.routing_report(routing.summaries, routing.rules.operations, history, html=page)
+    assert numbers["routing/last/jaccard"] == numbers["routing/jaccard"] == history[1]["routing/jaccard"]
+    assert numbers["routing/first/load_cv"] == history[0]["routing/load_cv"]
 
 
 def test_order_and_shapes_are_checked(control):
