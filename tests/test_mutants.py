@@ -252,7 +252,8 @@ add(
     "assign_credit",
     masked_get_segment_zero=("_pick(columns, segments.long() + 1,", "_pick(columns, segments.long().clamp(min=0) + 1,"),
     off_by_one=("_pick(columns, segments.long() + 1,", "_pick(columns, segments.long(),"),
-    weights_ignored=("weights * select(finite, advantages)", "(weights != 0) * select(finite, advantages)"),
+    weights_ignored=("weights * select(finite, each)", "(weights != 0) * select(finite, each)"),
+    weights_ignored_when_finite=("advantages @ weights.T", "advantages @ (weights != 0).to(weights.dtype).T"),
     row_flipped=(
         "columns = torch.nn.functional.pad(table.flatten(1)",
         "columns = torch.nn.functional.pad(table.flip(0).flatten(1)",
@@ -271,23 +272,25 @@ add(
     assignment,
     "assign_credit",
     zero_weight_never_learns=(
-        "torch.where(finite, weights * select(finite, advantages), loud)",
-        "select(weights != 0, weights * advantages)",
+        "torch.where(finite, weights * select(finite, each), loud)",
+        "select(weights != 0, weights * each)",
     ),
     weights_detached=("torch.where(finite, weights * select", "torch.where(finite, weights.detach() * select"),
+    weights_detached_when_finite=("advantages @ weights.T", "advantages @ weights.detach().T"),
 )
 add(
     cc.check_assign_silence,
     assignment,
     "assign_credit",
-    zero_times_nan=("torch.where(finite, weights * select(finite, advantages), loud)", "weights * advantages"),
-    nan_in_weight_gradient=(
-        "loud = select(weights != 0, weights.detach() * advantages)\n    return torch.where(finite, "
-        "weights * select(finite, advantages), loud)",
-        "return torch.where(finite | (weights != 0), weights * torch.where(finite | (weights != 0), "
-        "advantages, 0.0), 0.0)",
+    zero_times_nan=(
+        ("torch.where(finite, weights * select(finite, each), loud).sum(-1)", "advantages @ weights.T"),
+        ("and bool(finite.all())", "and True"),
     ),
-    nan_hidden=("weights * select(finite, advantages), loud)", "weights * select(finite, advantages), 0.0)"),
+    nan_in_weight_gradient=(
+        "torch.where(finite, weights * select(finite, each), loud)",
+        "torch.where(finite | (weights != 0), weights * torch.where(finite | (weights != 0), each, 0.0), 0.0)",
+    ),
+    nan_hidden=("weights * select(finite, each), loud)", "weights * select(finite, each), 0.0)"),
 )
 add(
     cc.check_assign_bounds,
@@ -426,15 +429,13 @@ add(
     cl.check_policy_value,
     losses,
     "policy_loss",
-    wrong_sign=("loss = -torch.clamp(", "loss = torch.clamp("),
+    wrong_sign=("return (-gain @ weight)", "return (gain @ weight)"),
     widths_swapped=("(1 - clip_low, 1 + clip_high,", "(1 - clip_high, 1 + clip_low,"),
     constant_dual=("torch.inf if dual_clip is None else dual_clip)\n", "3.0)\n"),
-    clips_both_sides=(
-        "(falls, ratio.new_full((), floor), -torch.inf)",
-        "(falls | ~falls, ratio.new_full((), floor), 0.0)",
-    ),
-    float32_bounds=(("ratio.new_full((), floor)", "floor"), ("ratio.new_full((), dual)", "dual")),
-    exponent_unbounded=("bounded = change.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)", "bounded = change"),
+    clips_both_sides=("torch.clamp(ratio, max=ceiling, out=change)", "torch.clamp(ratio, floor, ceiling, out=change)"),
+    one_sign_lost=("    gain += torch", "    torch"),
+    float32_bounds=("bounds = (1 - clip_low,", "bounds = (float(torch.tensor(1 - clip_low, dtype=torch.float32)),"),
+    exponent_unbounded=("torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out", "torch.exp(change, out"),
     ratio_inverted=("logp.to(dtype) - old_logp.to(dtype)", "old_logp.to(dtype) - logp.to(dtype)"),
     mode_ignored=constant_aggregation,
 )
@@ -442,13 +443,13 @@ add(
     cl.check_policy_gradient,
     losses,
     "policy_loss",
-    through_the_clip=("ratio.masked_fill_(stopped, 0.0).mul_(credit)", "ratio.mul_(credit)"),
-    through_the_bound=(".logical_or_(change.abs_() > MAX_LOG_RATIO)", ""),
-    without_ratio=("ratio.masked_fill_(stopped, 0.0).mul_(credit)", "credit.masked_fill(stopped, 0.0)"),
-    wrong_sign=(".mul_(credit).neg_()", ".mul_(credit)"),
+    through_the_clip=("learnable.copy_(stopped.logical_not_()).neg_()", "learnable"),
+    through_the_bound=(".logical_or_(far)", ""),
+    without_ratio=("slope = keep_(ratio, learnable.copy", "slope = keep_(torch.ones_like(ratio), learnable.copy"),
+    wrong_sign=("slope * -(grad_loss", "slope * (grad_loss"),
     weight_after_the_clip=(
-        "ratio = ratio * select(mask, ratio_weight.to(dtype))",
-        "credit = credit * select(mask, ratio_weight.to(dtype))",
+        "ratio if ratio_weight is None else ratio.mul_(unweighted)",
+        "unweighted if ratio_weight is None else (credit.mul_(ratio), unweighted)[1]",
     ),
     row_weight_lost=("(grad_loss.to(weight.dtype) * weight)", "(grad_loss.to(weight.dtype) * weight.mean())"),
 )
@@ -462,41 +463,34 @@ add(
     cl.check_policy_masked,
     losses,
     "policy_loss",
-    multiplies_change=(
-        "select(mask, logp.to(dtype) - old_logp.to(dtype))",
-        "mask * (logp.to(dtype) - old_logp.to(dtype))",
-    ),
-    multiplies_credit=("select(mask, advantages.to(dtype))", "mask * advantages.to(dtype)"),
-    multiplies_weight=("select(mask, ratio_weight.to(dtype))", "(mask * ratio_weight.to(dtype))"),
+    multiplies_credit=("keep_(advantages.to(dtype, copy=True), learnable)", "mask * advantages.to(dtype)"),
+    multiplies_weight=("keep_(ratio_weight.to(dtype, copy=True), learnable)", "(mask * ratio_weight.to(dtype))"),
 )
 add(
     cl.check_policy_loud,
     losses,
     "policy_loss",
-    nan_ratio_hidden=("below, above = ratio < lower, ratio > upper", "below, above = ~(ratio >= lower), ratio > upper"),
-    nan_advantage_hidden=(".mul_(credit).neg_()", ".mul_(credit).neg_().masked_fill_(stopped, 0.0)"),
+    nan_ratio_hidden=("(ratio < floor) & falls, ", "~(ratio >= floor), "),
+    nan_advantage_hidden=("neg_()).mul_(credit)", "neg_()).mul_(credit).nan_to_num_()"),
 )
 add(
     cl.check_dual_clip,
     losses,
     "policy_loss",
     on_positive_advantages=(
-        "torch.clamp(ratio, lower, upper).mul_(credit)",
-        "torch.maximum(torch.clamp(ratio, lower, upper) * credit, min(dual, 1e9) * credit)",
+        "torch.clamp(credit, min=0, out=spare)).sum(dim=1)",
+        "torch.clamp(credit, min=0, out=spare)).maximum(min(dual, 1e9) * credit.clamp(min=0)).sum(dim=1)",
     ),
     constant_ignored=("torch.inf if dual_clip is None else dual_clip)\n", "torch.inf)\n"),
-    value_only=(
-        "below, above = ratio < lower, ratio > upper",
-        "below, above = ratio < lower, (ratio > upper) & ~falls",
-    ),
+    value_only=(".logical_or_(dualled)", ""),
 )
 add(
     cl.check_kinks,
     losses,
     "policy_loss",
     doubled_at_the_kink=(
-        "slope = ratio.masked_fill_(stopped, 0.0)",
-        "slope = (ratio * (1 + ((ratio - upper).abs() < 1e-9).double())).masked_fill_(stopped, 0.0)",
+        "slope = keep_(ratio, ",
+        "slope = keep_(ratio * (1 + ((ratio - ceiling).abs() < 1e-9).double()), ",
     ),
 )
 add(
@@ -515,13 +509,24 @@ add(
     cl.check_policy_stats,
     losses,
     "policy_loss",
-    high_counts_zeros=("above & (credit > 0)", "above & (credit >= 0)"),
-    low_counts_dual=("for which in (mask, below,", "for which in (mask, below | (above & falls),"),
-    kl_reversed=("torch.expm1(change).sub_(change)", "torch.expm1(-change).add_(change)"),
-    counts_masked=("for which in (mask, below,", "for which in (mask | True, below,"),
+    high_counts_zeros=("high & (credit > 0)", "high & (credit >= 0)"),
+    low_counts_dual=("for which in (mask, low,", "for which in (mask, low | dualled,"),
+    kl_reversed=(
+        ("spare = torch.expm1(change)", "spare = torch.expm1(-change)"),
+        ("spare.sub_(change).sum()", "spare.add_(change).sum()"),
+    ),
+    counts_masked=("for which in (mask, low,", "for which in (mask | True, low,"),
+    multiplies_change=(
+        "keep_(logp.to(dtype) - old_logp.to(dtype), learnable)",
+        "mask * (logp.to(dtype) - old_logp.to(dtype))",
+    ),
+    largest_of_masked=(
+        "unweighted = keep_(torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=spare), learnable)",
+        "unweighted = torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=spare)",
+    ),
     before_the_weight=(
-        "below, above = ratio < lower, ratio > upper",
-        "below, above = unweighted < lower, unweighted > upper",
+        "falls = credit < 0\n",
+        "falls, ratio = credit < 0, unweighted\n",
     ),
 )
 add(

@@ -30,6 +30,24 @@ def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[T
     return torch.where(mask, values, values.new_zeros(()))
 
 
+def bit_mask(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Shaped[Tensor, "..."]:
+    """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`."""
+    return mask.to(torch.int64 if dtype is torch.float64 else torch.int32).neg_()
+
+
+def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """:func:`select` in place and without a gradient, by a bitwise *and*, which no NaN survives.
+
+    On a CPU ``where`` branches at every entry, which takes several times as long.
+
+    >>> values = torch.tensor([1.0, float("nan")])
+    >>> keep_(values, bit_mask(torch.tensor([True, False]), values.dtype))
+    tensor([1., 0.])
+    """
+    values.view(bits.dtype).bitwise_and_(bits)
+    return values
+
+
 def safe_divide(
     numerator: Float[Tensor, "..."], denominator: Float[Tensor, "..."], fill: float = 0.0
 ) -> Float[Tensor, "..."]:

@@ -46,7 +46,7 @@ def assign_credit(
     _require_fit(advantages, segments, weights)
     require_floating("advantages", advantages)
     kinds = weights.shape[0]
-    table = _products(advantages.unsqueeze(-2), weights.to(advantages.dtype)).sum(-1)
+    table = _of_segments(advantages, weights.to(advantages.dtype))
     # Column 0 is "no segment", so that -1 needs no second pass over the tokens.
     columns = torch.nn.functional.pad(table.flatten(1), (1, 0))
     if advantages.dim() == 2:
@@ -58,13 +58,16 @@ def assign_credit(
     return _pick(columns, torch.where(segments >= 0, runs.long() * kinds + segments.long() + 1, 0), segments, weights)
 
 
-def _products(
-    advantages: Float[Tensor, "*rows 1 components"], weights: Float[Tensor, "segments components"]
-) -> Float[Tensor, "*rows segments components"]:
-    """Weight times advantage. One that is not finite is loud where a weight admits it, but never in a gradient."""
+def _of_segments(
+    advantages: Float[Tensor, "*rows components"], weights: Float[Tensor, "segments components"]
+) -> Float[Tensor, "*rows segments"]:
+    """Sum of weight times advantage. One that is not finite is loud where a weight admits it, never in a gradient."""
     finite = advantages.isfinite()
-    loud = select(weights != 0, weights.detach() * advantages)
-    return torch.where(finite, weights * select(finite, advantages), loud)
+    if advantages.device.type == "cpu" and not torch.compiler.is_compiling() and bool(finite.all()):
+        return advantages @ weights.T + 0.0  # all that the rest comes to, in a tenth of its time; no -0.0
+    each, finite = advantages.unsqueeze(-2), finite.unsqueeze(-2)
+    loud = select(weights != 0, weights.detach() * each)
+    return torch.where(finite, weights * select(finite, each), loud).sum(-1)
 
 
 def _pick(

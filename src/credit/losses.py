@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from credit._safe import (
     MAX_LOG_RATIO,
     as_mask,
+    bit_mask,
     compute_dtype,
+    keep_,
     require_matrix,
     require_shape,
-    select,
     statistics_dtype,
 )
 from credit.aggregation import Aggregation, row_weights
@@ -102,7 +103,7 @@ def policy_loss(
 
 
 class _Surrogate(torch.autograd.Function):
-    """Σ_b w_b Σ_t -A·r̄ with its derivative -A·r where the ratio lies between its bounds, else 0."""
+    """Σ_b w_b Σ_t -A·r̄ with its derivative -A·r where the ratio lies between its bounds, else 0. Kept: A·r."""
 
     @staticmethod
     def forward(
@@ -117,49 +118,38 @@ class _Surrogate(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         floor, ceiling, dual = bounds
         dtype = compute_dtype(logp)
-        credit = select(mask, advantages.to(dtype))
-        change = select(mask, logp.to(dtype) - old_logp.to(dtype))
-        bounded = change.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        ratio = unweighted = bounded.exp()
-        if ratio_weight is not None:
-            ratio = ratio * select(mask, ratio_weight.to(dtype))
+        learnable = bit_mask(mask, dtype)
+        credit = keep_(advantages.to(dtype, copy=True), learnable)
+        change = keep_(logp.to(dtype) - old_logp.to(dtype), learnable)
+        # Results go into buffers whose content is spent: touching fresh memory costs more than this arithmetic does.
+        spare = change.abs()
+        far = spare > MAX_LOG_RATIO
+        unweighted = keep_(torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=spare), learnable)
+        ratio_max = unweighted.new_zeros(()) if unweighted.numel() == 0 else unweighted.amax()
+        spare = torch.expm1(change)
+        kl_sum = spare.sub_(change).sum()
+        ratio = unweighted if ratio_weight is None else keep_(ratio_weight.to(dtype, copy=True), learnable)
+        ratio = ratio if ratio_weight is None else ratio.mul_(unweighted)
+
         falls = credit < 0
-        # Bounds in the dtype of the ratio: where on two plain numbers would make them float32.
-        lower = torch.where(falls, ratio.new_full((), floor), -torch.inf)
-        upper = torch.where(falls, ratio.new_full((), dual), ceiling)
-        loss = -torch.clamp(ratio, lower, upper).mul_(credit).sum(dim=1) @ weight
+        low, high, dualled = (ratio < floor) & falls, (ratio > ceiling) & ~falls, (ratio > dual) & falls
+        # Each sign of the credit meets the ratio between its own bounds; the other sign is 0 there.
+        gain = torch.clamp(ratio, max=ceiling, out=change).mul_(torch.clamp(credit, min=0, out=spare)).sum(dim=1)
+        gain += torch.clamp(ratio, floor, dual, out=change).mul_(torch.clamp(credit, max=0, out=spare)).sum(dim=1)
+        counts = [torch.count_nonzero(which) for which in (mask, low, high & (credit > 0), dualled)]
         # A NaN on a learnable token must stay loud in the gradient too: a NaN ratio is neither below nor above, and a
         # stopped ratio is zeroed before it meets the advantage, which may be NaN.
-        below, above = ratio < lower, ratio > upper
-        sums = _clip_sums(below, above, falls, credit, unweighted, bounded, mask)
-        # Nothing reads these again: writing into them spares the fresh buffers a loss this light spends its time on.
-        stopped = below.logical_or_(above).logical_or_(change.abs_() > MAX_LOG_RATIO)
-        slope = ratio.masked_fill_(stopped, 0.0).mul_(credit).neg_()
+        stopped = low.logical_or_(high).logical_or_(dualled).logical_or_(far)
+        slope = keep_(ratio, learnable.copy_(stopped.logical_not_()).neg_()).mul_(credit)
         ctx.save_for_backward(slope.to(logp.dtype), weight)
+        wide = statistics_dtype(ratio)
+        sums = torch.stack([figure.to(wide) for figure in (*counts, kl_sum, ratio_max)])
         ctx.mark_non_differentiable(sums)
-        return loss.to(logp.dtype), sums
+        return (-gain @ weight).to(logp.dtype), sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         slope, weight = ctx.saved_tensors
-        grad = (slope * (grad_loss.to(weight.dtype) * weight)[:, None]).to(slope.dtype)
+        grad = (slope * -(grad_loss.to(weight.dtype) * weight)[:, None]).to(slope.dtype)
         return grad, None, None, None, None, None, None
-
-
-def _clip_sums(
-    below: Bool[Tensor, "batch tokens"],
-    above: Bool[Tensor, "batch tokens"],
-    falls: Bool[Tensor, "batch tokens"],
-    credit: Float[Tensor, "batch tokens"],
-    unweighted: Float[Tensor, "batch tokens"],
-    change: Float[Tensor, "batch tokens"],
-    mask: Bool[Tensor, "batch tokens"],
-) -> Float[Tensor, " kinds"]:
-    """The fields of :class:`ClipStatistics`, in order: clips are counted on the ratio that was clipped, the largest
-    ratio before its weight. Masked tokens have credit 0 and no change here; only where A < 0 is there a lower bound."""
-    counts = [torch.count_nonzero(which) for which in (mask, below, above & (credit > 0), above & falls)]
-    dtype = statistics_dtype(unweighted)
-    kl = torch.expm1(change).sub_(change).sum()
-    largest = unweighted.new_zeros(()) if unweighted.numel() == 0 else select(mask, unweighted).amax()
-    return torch.stack([count.to(dtype) for count in counts] + [kl.to(dtype), largest.to(dtype)])

@@ -214,9 +214,20 @@ def credit_case(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return advantages, segments, torch.where(torch.rand(weights.shape, generator=g) < 0.3, 0.0, weights)
 
 
+def beside_nan(fn: Fn) -> Fn:
+    """The function with one more row, of no segment and NaN advantages, that must not show in the others."""
+
+    def call(advantages: Tensor, segments: Tensor, weights: Tensor) -> Tensor:
+        extra = torch.full_like(advantages[:1].detach(), NAN)
+        return fn(torch.cat([advantages, extra]), torch.cat([segments, -torch.ones_like(segments[:1])]), weights)[:-1]
+
+    return call
+
+
 def check_assign(fn: Fn) -> None:
     for seed in range(6):
         advantages, segments, weights = credit_case(seed)
+        same(beside_nan(fn)(advantages, segments, weights), fn(advantages, segments, weights), 1e-12)
         for ids in (segments, segments.to(torch.int8), segments.clamp(min=-1), torch.full_like(segments, -9)):
             same(
                 fn(advantages, ids, weights),
@@ -249,6 +260,8 @@ def check_assign_gradient(fn: Fn) -> None:
     for seed in range(3):
         advantages, segments, weights = (x.requires_grad_() if x.is_floating_point() else x for x in credit_case(seed))
         call = lambda a, w, segments=segments: fn(a, segments, w)  # noqa: E731
+        assert torch.autograd.gradcheck(call, (advantages, weights), raise_exception=False)
+        call = lambda a, w, segments=segments: beside_nan(fn)(a, segments, w)  # noqa: E731
         assert torch.autograd.gradcheck(call, (advantages, weights), raise_exception=False)
 
 

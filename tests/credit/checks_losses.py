@@ -252,6 +252,8 @@ def check_policy_stats(fn: Fn) -> None:
             assert not got.requires_grad
     far = {k: torch.full((1, 2), v, dtype=torch.float64) for k, v in (("logp", 0.3), ("old_logp", 0.0))}
     case = {**far, "advantages": torch.ones(1, 2).double(), "mask": torch.ones(1, 2)}
+    shrunk = fn(**{**case, "logp": -case["logp"], "mask": torch.tensor([[1, 0]])}).stats  # no ratio above 1
+    same(shrunk.ratio_max, math.exp(-0.3))
     halved = fn(**case, ratio_weight=torch.tensor([[0.5, 1.0]]).double()).stats  # ratio 1.35, or 0.67 once weighted
     assert float(halved.clipped_high) == 1.0
 
