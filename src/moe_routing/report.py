@@ -9,8 +9,11 @@ from moe_routing.summary import RoutingSummary
 
 CURVES = {
     "routing/jaccard": "Jaccard similarity of neighbouring tokens",
+    "routing/mean_shift": "Experts that change from token to token",
     "routing/information_think": "Information of experts about operations in THINK, nats",
     "routing/information_tool": "Information of experts about operations in TOOL, nats",
+    "routing/specialization_gap_think": "Specialization gap in THINK",
+    "routing/specialization_gap_tool": "Specialization gap in TOOL",
     "routing/load_cv": "Coefficient of variation of the load",
     "routing/router_entropy": "Router entropy, nats",
     "routing/gate_entropy": "Policy entropy at the gate, nats",
@@ -54,8 +57,9 @@ def routing_report(
         summaries: one batch, or several by name (``{"before": ..., "after": ...}``), drawn side by side.
         operations: names of the columns of the labels, in order.
         history: one flat dictionary a step, as logged: ``"step"`` (else the position counts) and any of
-            ``routing/jaccard``, ``information_think``, ``information_tool``, ``load_cv``, ``router_entropy``, ``gate``,
-            ``gate_entropy``. Keys may be missing and values may be NaN: such steps are left out of that curve.
+            ``routing/jaccard``, ``mean_shift``, ``information_think``, ``specialization_gap_think`` and those of TOOL,
+            ``load_cv``, ``router_entropy``, ``gate``, ``gate_entropy``; a trainer's log history will do. Keys may be
+            missing and values may be NaN: such steps are left out of that curve.
         layer: whose usage is drawn; None takes the one whose experts tell operations apart best in the last
             summary, since experts of different layers have nothing in common.
         png: file for the figure; needs matplotlib.

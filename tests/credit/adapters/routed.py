@@ -25,7 +25,7 @@ SCRIPTS = (
 )
 # Operations of each turn, by script.
 OPERATIONS = (("read", ""), ("read", "delete", ""), ("",), ("read delete", ""))
-STRONG = {"lambda_turn": 30.0, "lambda_token": 3.0, "gap_threshold": 1.0}
+STRONG = {"lambda_turn": 30.0, "lambda_token": 3.0, "gap_threshold": 1.0, "gate": None}
 
 
 def tiny_moe(tokenizer):
@@ -170,13 +170,13 @@ def information(usage, has):
     return pmi
 
 
-def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold):
+def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold, gate):
     """The control's objective over the whole batch, differentiable through the model."""
     fields = turns_of(batch, tokenizer)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     logits = model(input_ids=ids, attention_mask=mask, output_router_logits=True).router_logits
-    assert gap_threshold == 1.0  # every pair takes part
+    assert gap_threshold == 1.0 and gate is None  # every pair takes part, always
     pairs = [(key[0], a, b) for key, at in fields.items() for a, b in itertools.pairwise(at) if b == a + 1]
     total = torch.zeros(())
     for z in logits:
