@@ -41,6 +41,13 @@ def turn_usage(
     """
     check_tokens("field", field, probs.shape[-2], f"probs of shape {tuple(probs.shape)}")
     check_ids("field", field, num_fields, f"num_fields={num_fields}")
+    return field_means(probs, field, num_fields)
+
+
+def field_means(
+    probs: Float[Tensor, "*layers tokens experts"], field: Int[Tensor, " tokens"], num_fields: int
+) -> tuple[Float[Tensor, "*layers fields experts"], Int[Tensor, " fields"]]:
+    """:func:`turn_usage` of ids known to be in range, without a look at the data."""
     wide = probs.to(compute_dtype(probs))
     # Tokens outside fields add into a spare row that is dropped, NaN and all.
     row = torch.where(field >= 0, field, num_fields).long()

@@ -13,9 +13,9 @@ from credit._safe import select
 from moe_routing.adapters.routers import RouterSite
 from moe_routing.adapters.stash import Stash
 from moe_routing.adapters.tables import RoutingTables
-from moe_routing.fields import check_tokens
+from moe_routing.fields import check_ids, check_tokens
 from moe_routing.hooks import Report, RouterInjection
-from moe_routing.information import turn_usage
+from moe_routing.information import field_means
 from moe_routing.router import router_log_probs
 
 Observer = Callable[[int, Int[Tensor, "tokens k"], Float[Tensor, "tokens experts"]], None]
@@ -36,12 +36,16 @@ class Recording:
     usage: dict[int, Tensor] = dataclass_field(default_factory=dict)
     observe: Observer | None = None
 
+    def __post_init__(self) -> None:
+        # Once, not at every router: it reads the data.
+        check_ids("field", self.field, self.num_fields, f"labels of {self.num_fields} fields")
+
     def visit(self, layer: int, site: RouterSite, logits: Float[Tensor, "..."], output: Any) -> None:
         """Called with the logits of one router that just ran."""
         flat = logits.detach().reshape(-1, logits.shape[-1])
         check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
         log_probs = router_log_probs(flat, site.activation)
-        self.usage[layer], _ = turn_usage(log_probs.exp(), self.field.to(flat.device), self.num_fields)
+        self.usage[layer], _ = field_means(log_probs.exp(), self.field.to(flat.device), self.num_fields)
         if self.observe is not None:
             self.observe(layer, site.selected(output, logits), log_probs)
 

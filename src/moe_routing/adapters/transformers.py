@@ -85,7 +85,7 @@ class RoutingControl:
         self.batch_groups = batch_groups(model)
         self._phase: Recording | Binding | None = None
         self._record: RoutingRecord | None = None
-        self._survived: SumCount | None = None
+        self._survived: dict[torch.device, SumCount] = {}
         self._source_output: dict[int, Tensor] = {}
         calls = router_calls(self.routers, lambda: self._phase, self._source_output, reach, router_dtype)
         self._handles: list[RemovableHandle | RouterCall] = [*calls]
@@ -201,8 +201,9 @@ class RoutingControl:
     def metrics(self) -> dict[str, float]:
         """Share of the injected mass that survived rounding since the last call, and the gate's state."""
         gate = {} if self.gate is None else self.gate.metrics()
-        survived = {} if self._survived is None else {"survived": float(self._survived.compute())}
-        self._survived = None
+        parts = [SumCount(part.total.cpu(), part.count.cpu()) for part in self._survived.values()]
+        survived = {"survived": float(sum(parts[1:], parts[0]).compute())} if parts else {}
+        self._survived.clear()
         return {f"routing/{key}": value for key, value in (gate | survived).items()}
 
     def detach(self) -> None:
@@ -251,5 +252,6 @@ class RoutingControl:
         return after
 
     def _count_survival(self, part: SumCount) -> None:
-        part = SumCount(part.total.cpu(), part.count.cpu())
-        self._survived = part if self._survived is None else self._survived + part
+        # Added up where they are: to read them would make every router of every backward wait for its device.
+        device = part.total.device
+        self._survived[device] = part + self._survived[device] if device in self._survived else part
