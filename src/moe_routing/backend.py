@@ -1,5 +1,6 @@
 """Which implementation of the router gradient runs: the Triton kernel or PyTorch."""
 
+import functools
 import importlib.util
 import os
 from typing import Literal
@@ -34,10 +35,9 @@ def kernel_choice(device: torch.device | str) -> Kernel:
     wanted, on_gpu = os.environ.get(VARIABLE, ""), torch.device(device).type == "cuda"
     if wanted not in ("", "triton", "torch"):
         raise ValueError(f"{VARIABLE} must be 'triton' or 'torch', got {wanted!r}")
-    installed = importlib.util.find_spec("triton") is not None
     if wanted != "triton":
-        return "triton" if on_gpu and installed and not wanted else "torch"
-    if not installed:
+        return "triton" if on_gpu and not wanted and _installed() else "torch"
+    if not _installed():
         raise ImportError(f"{VARIABLE}=triton, but triton is not installed: pip install 'credit-routing[kernel]'")
     if not on_gpu and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
         raise RuntimeError(
@@ -45,6 +45,11 @@ def kernel_choice(device: torch.device | str) -> Kernel:
             "or TRITON_INTERPRET=1 set before triton is imported"
         )
     return "triton"
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def use_kernel(

@@ -69,13 +69,12 @@ def fused_router_gradient(
         return (-(-tokens // options["BLOCK_N"]),)
 
     if tokens:
-        with torch.cuda.device_of(logits):
-            norm = torch.empty(tokens if rho else 1, dtype=torch.float32, device=logits.device)
-            if rho:
-                norms[grid](
-                    grad_in, field, norm, highest.view(torch.int32), tokens, control.shape[0], size,
-                    grad_in.stride(0), grad_in.stride(1), field.stride(0), **shape,
-                )  # fmt: skip
+        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+            norm = torch.empty(tokens, dtype=torch.float32, device=logits.device)
+            norms[grid](
+                grad_in, field, norm, highest.view(torch.int32), tokens, control.shape[0], size,
+                *grad_in.stride(), field.stride(0), **shape,
+            )  # fmt: skip
             inject[grid](
                 logits, grad_in, out, field, selected, control, norm, highest.view(torch.float32), sums,
                 gate_at, pairs_at, gate, pairs, float(lambda_turn), float(lambda_token), float(gap_threshold),
