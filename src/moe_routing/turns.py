@@ -13,6 +13,12 @@ MIN_TURNS = 8
 Reduction = Literal["sum", "mean"]
 
 
+def check_reduction(reduction: str) -> None:
+    """Raise ``ValueError`` for a reduction that this package does not know."""
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+
+
 def turn_control(
     pmi: Float[Tensor, "*layers operations 2 experts"],
     labels: Bool[Tensor, "fields operations"],
@@ -67,8 +73,7 @@ def per_turn_pmi(
     reduction: Reduction = "sum",
 ) -> Float[Tensor, "*layers fields experts"]:
     """``sum_o pmi_o(e, y_io)`` of each field, or the mean over operations."""
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+    check_reduction(reduction)
     absent, present = pmi.unbind(-2)
     row = labels.to(pmi.dtype) @ (present - absent) + absent.sum(-2, keepdim=True)
     return row / max(labels.shape[-1], 1) if reduction == "mean" else row

@@ -1,4 +1,5 @@
-"""What may be put around the forward of a router: logits in a wider dtype, and an injection that spares the input."""
+"""What is put around the forward of a router: a break in the compiled graph, logits in a wider dtype if asked for, and
+an injection that spares the input."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -20,7 +21,7 @@ def router_calls(
     reach: Reach,
     dtype: torch.dtype | None,
 ) -> "list[RouterCall]":
-    """A :class:`RouterCall` around each router, or none where there is nothing to do.
+    """A :class:`RouterCall` around each router.
 
     Raises:
         ValueError: for an unknown reach, or a dtype that holds no fractions.
@@ -41,13 +42,14 @@ def router_calls(
                 f"router_dtype cannot be had for {type(site.module).__name__} ({site.family_name}): its experts fail "
                 "on routing weights wider than the hidden states"
             )
-    if reach == "backbone" and dtype is None:
-        return []
     return [RouterCall(layer, site, phase, source_output, reach, dtype) for layer, site in enumerate(routers)]
 
 
 class RouterCall:
-    """Stands in for ``forward`` of one router while a phase is on; ``remove`` puts the router's own back.
+    """Stands in for ``forward`` of one router; ``remove`` puts the router's own back.
+
+    A router never runs in a compiled graph: the gradient of its weights would reach it there without passing the
+    logits that the graph returns.
 
     With ``reach="router"`` the router runs a second time on a detached input, and only the logits of that run
     receive the injection. They hang on the input of the first run, whose gradient is complete only after the one
@@ -72,6 +74,7 @@ class RouterCall:
         self.dtype = dtype
         self._replaced: Any = site.module.__dict__.get("forward")
         self._forward: Any = site.module.forward
+        self._uncompiled: Any = torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
         site.module.forward = self
 
     def remove(self) -> None:
@@ -82,8 +85,11 @@ class RouterCall:
             self.site.module.forward = self._replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._uncompiled(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         phase = self.phase()
-        if phase is None:
+        if phase is None or (self.reach == "backbone" and self.dtype is None):
             return self._forward(*args, **kwargs)
         with WideProducts(self.dtype):
             if self.reach == "router" and isinstance(phase, Binding) and phase.acts and torch.is_grad_enabled():

@@ -1,18 +1,18 @@
 """What a router's forward hook does while a forward is recorded, and while a micro-batch is bound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import select
+from credit._safe import require_shape, select
 from moe_routing.adapters.routers import RouterSite
 from moe_routing.adapters.stash import Stash
-from moe_routing.adapters.tables import RoutingTables
+from moe_routing.adapters.tables import RoutingRecord, RoutingTables
 from moe_routing.fields import check_ids, check_tokens
 from moe_routing.hooks import Report, RouterInjection
 from moe_routing.information import field_means
@@ -49,6 +49,31 @@ class Recording:
         if self.observe is not None:
             self.observe(layer, site.selected(output, logits), log_probs)
 
+    def record(
+        self,
+        routers: Sequence[RouterSite],
+        labels: Bool[Tensor, "fields operations"],
+        kind: Int[Tensor, " fields"],
+        model_name: str,
+    ) -> RoutingRecord:
+        """What the whole forward gave.
+
+        Raises:
+            RuntimeError: if a router did not run.
+            ValueError: if the routers differ in their number of experts, or shapes disagree.
+        """
+        missing = [site.name for layer, site in enumerate(routers) if layer not in self.usage]
+        if missing:
+            raise RuntimeError(f"routers of {model_name} that did not run inside record(): {missing}")
+        usage = [self.usage[layer] for layer in range(len(routers))]
+        experts = sorted({layer.shape[-1] for layer in usage})
+        if len(experts) > 1:
+            raise ValueError(
+                f"the routers of {model_name} differ in their number of experts {experts}; attach to one of its "
+                "submodels"
+            )
+        return RoutingRecord.of(torch.stack([layer.to(usage[0].device) for layer in usage]), self.field, labels, kind)
+
 
 @dataclass
 class Binding:
@@ -76,7 +101,10 @@ class Binding:
         if not logits.requires_grad:  # no gradient will come: evaluation, or a reentrant checkpoint's first pass
             return
         tokens = logits.numel() // logits.shape[-1]
-        check_tokens("field", self.field, tokens, f"the logits of {site.name} {tuple(logits.shape)}")
+        like = f"the logits of {site.name} {tuple(logits.shape)}"
+        check_tokens("field", self.field, tokens, like)
+        table = self.tables.control[layer]
+        require_shape("control", table, (*table.shape[:1], logits.shape[-1]), like)
         if not self.acts:
             return
         side = self.side.pop(layer, None)
@@ -92,7 +120,7 @@ class Binding:
             field=self.field.to(device),
             control=self.tables.control[layer].to(device),
             selected=selected,
-            num_pairs=self.tables.num_pairs.to(device),
+            num_pairs=self.tables.divisor.to(device),
             gate=self.tables.gate,
             activation=site.activation,
         )

@@ -1,7 +1,7 @@
 """From recorded usage to the tables that steer a step: the part of the adapter that knows no model."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +11,10 @@ from credit._safe import require_shape, select
 from moe_routing.fields import FieldKind, count_pairs
 from moe_routing.information import TurnStatistics
 from moe_routing.sums import all_reduce_sums
-from moe_routing.turns import turn_control
+from moe_routing.turns import MIN_TURNS, Reduction, turn_control
 
 KINDS = (FieldKind.THINK, FieldKind.TOOL)
+Normalizer = Literal["pairs", "turns"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class RoutingTables:
 
     Attributes:
         num_pairs: within-field pairs of the whole batch on all ranks.
+        divisor: what the sum of the token losses is divided by: ``num_pairs``, or the number of fields.
         gate: 1.0 when the control acts, else 0.0.
         information: ``I(E; Y_o)`` per layer and operation, by kind of field.
         num_turns: turns of each kind.
@@ -29,6 +31,7 @@ class RoutingTables:
 
     control: Float[Tensor, "layers fields experts"]
     num_pairs: Int[Tensor, ""]
+    divisor: Int[Tensor, ""]
     gate: float
     information: dict[str, Float[Tensor, "layers operations"]]
     num_turns: dict[str, int]
@@ -41,6 +44,7 @@ class RoutingRecord:
     statistics: tuple[TurnStatistics, ...]
     tokens: Int[Tensor, " fields"]
     num_pairs: Int[Tensor, ""]
+    num_fields: Int[Tensor, ""]
     labels: Bool[Tensor, "fields operations"]
     kind: Int[Tensor, " fields"]
 
@@ -62,7 +66,7 @@ class RoutingRecord:
         field, labels, kind = (x.to(usage.device) for x in (field, labels, kind))
         tokens = torch.bincount(field[field >= 0].long(), minlength=fields)
         statistics = tuple(TurnStatistics.from_usage(usage, labels, (tokens > 0) & (kind == k)) for k in KINDS)
-        return cls(statistics, tokens, count_pairs(field), labels, kind)
+        return cls(statistics, tokens, count_pairs(field), (tokens > 0).sum(), labels, kind)
 
     def __add__(self, other: "RoutingRecord") -> "RoutingRecord":
         if not (torch.equal(self.labels, other.labels) and torch.equal(self.kind, other.kind)):
@@ -72,23 +76,39 @@ class RoutingRecord:
             statistics=tuple(a + b for a, b in zip(self.statistics, other.statistics)),
             tokens=self.tokens + other.tokens,
             num_pairs=self.num_pairs + other.num_pairs,
+            num_fields=self.num_fields + other.num_fields,
         )
 
     def reduce(self, process_group: Any = None) -> "RoutingRecord":
         """Add the sums up over ranks; labels, kinds and tokens stay those of this rank's fields."""
-        (num_pairs,) = all_reduce_sums([self.num_pairs.double()], process_group)
+        num_pairs, num_fields = all_reduce_sums([self.num_pairs, self.num_fields], process_group)
         statistics = tuple(part.reduce(process_group) for part in self.statistics)
-        return replace(self, statistics=statistics, num_pairs=num_pairs.long())
+        return replace(self, statistics=statistics, num_pairs=num_pairs, num_fields=num_fields)
 
-    def tables(self, gate: float = 1.0) -> RoutingTables:
+    def tables(
+        self,
+        gate: float = 1.0,
+        *,
+        normalizer: Normalizer = "pairs",
+        min_turns: int = MIN_TURNS,
+        reduction: Reduction = "sum",
+    ) -> RoutingTables:
         """The control rows of this rank's fields, each from the statistics of its kind."""
         rows = [
-            turn_control(part.pmi(), self.labels, select(self.kind == k, self.tokens), part.num_turns)
+            turn_control(
+                part.pmi(),
+                self.labels,
+                select(self.kind == k, self.tokens),
+                part.num_turns,
+                min_turns=min_turns,
+                reduction=reduction,
+            )
             for k, part in zip(KINDS, self.statistics)
         ]
         return RoutingTables(
             control=sum(rows[1:], rows[0]).float(),
             num_pairs=self.num_pairs,
+            divisor=self.num_pairs if normalizer == "pairs" else self.num_fields,
             gate=gate,
             information={k.name.lower(): part.information() for k, part in zip(KINDS, self.statistics)},
             num_turns={k.name.lower(): int(part.num_turns) for k, part in zip(KINDS, self.statistics)},

@@ -4,26 +4,27 @@ The order of a training step: record the old-policy forwards, build the tables o
 its forward and backward run. A forward outside ``record`` and ``bind`` (generation, evaluation) is untouched.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from moe_routing.adapters.calls import Reach, RouterCall, router_calls
+from moe_routing.adapters.attachment import Attachment
+from moe_routing.adapters.calls import Reach
 from moe_routing.adapters.phases import Binding, Recording
 from moe_routing.adapters.ranks import batch_groups
-from moe_routing.adapters.routers import RouterSite, find_routers
-from moe_routing.adapters.tables import RoutingRecord, RoutingTables
+from moe_routing.adapters.routers import RouterSite
+from moe_routing.adapters.tables import Normalizer, RoutingRecord, RoutingTables
+from moe_routing.fields import check_ids
 from moe_routing.gate import EntropyGate
 from moe_routing.hooks import RouterInjection
-from moe_routing.objectives import Target
+from moe_routing.objectives import Target, check_target
 from moe_routing.sums import SumCount
+from moe_routing.turns import MIN_TURNS, Reduction, check_reduction
 
 
 class RoutingControl:
@@ -33,14 +34,20 @@ class RoutingControl:
         model: a transformers model with routers, or any wrapper around one (PEFT, DDP, FSDP).
         lambda_turn, lambda_token: weights of the turn-level and the token-level term.
         gap_threshold, target, rho: as in :func:`moe_routing.router_gradient`.
-        gate: the entropy gate, or None to act at any entropy.
+        normalizer: what the token losses are averaged over: within-field ``"pairs"``, or ``"turns"``, that is fields.
+        min_turns, reduction: as in :func:`moe_routing.turn_control`.
+        gate: the entropy gate; ``"paper"`` is ``EntropyGate(0.0, 0.2)``, and so :meth:`tables` asks for the entropy
+            of the batch. None acts at any entropy, where the paper saw training collapse.
         reach: ``"backbone"`` (the paper) lets the change flow on through the router's input; ``"router"`` changes
             the gradient of the router's own weights only. The router then runs twice.
         router_dtype: computes the logits in at least this dtype inside ``record`` and ``bind``; float32 keeps an
             injection whole that bfloat16 rounds away, and moves the forward values by the rounding it spares.
 
+    A compiled model (``torch.compile``) breaks its graph at each router while this is attached. Ranks that work on one
+    batch together, as under tensor and expert parallelism, count it once.
+
     Raises:
-        ValueError: if the model has no router.
+        ValueError: if the model has no router, or an option is unknown.
         NotImplementedError: if one of its routers cannot be steered, or not with these options.
 
     Reference: paper sections 3.1 to 3.3 and algorithm 1.
@@ -54,7 +61,7 @@ class RoutingControl:
     >>> with RoutingControl(model) as control:
     ...     with torch.no_grad(), control.record(field, labels, kind):
     ...         _ = model(ids)
-    ...     tables = control.tables()
+    ...     tables = control.tables(entropy=0.1)
     ...     with control.bind(field, tables):
     ...         model(ids).last_hidden_state.sum().backward()
     >>> tables.control.shape, int(tables.num_pairs)
@@ -70,29 +77,31 @@ class RoutingControl:
         gap_threshold: float = 0.5,
         target: Target = "previous_topk",
         rho: bool = True,
-        gate: EntropyGate | None = None,
+        normalizer: Normalizer = "pairs",
+        min_turns: int = MIN_TURNS,
+        reduction: Reduction = "sum",
+        gate: EntropyGate | Literal["paper"] | None = "paper",
         reach: Reach = "backbone",
         router_dtype: torch.dtype | None = None,
     ) -> None:
-        self.routers: list[RouterSite] = find_routers(model)
+        check_target(target)
+        check_reduction(reduction)
+        if normalizer not in ("pairs", "turns"):
+            raise ValueError(f"normalizer must be 'pairs' or 'turns', got {normalizer!r}")
+        self._attachment = Attachment(model, reach, router_dtype)
+        self.routers: list[RouterSite] = self._attachment.routers
         self.lambda_turn = lambda_turn
         self.lambda_token = lambda_token
         self.gap_threshold = gap_threshold
         self.target: Target = target
         self.rho = rho
-        self.gate = gate
-        self._model_name = type(model).__name__
+        self.normalizer: Normalizer = normalizer
+        self.min_turns = min_turns
+        self.reduction: Reduction = reduction
+        self.gate = EntropyGate() if gate == "paper" else gate
         self.batch_groups = batch_groups(model)
-        self._phase: Recording | Binding | None = None
         self._record: RoutingRecord | None = None
         self._survived: dict[torch.device, SumCount] = {}
-        self._source_output: dict[int, Tensor] = {}
-        calls = router_calls(self.routers, lambda: self._phase, self._source_output, reach, router_dtype)
-        self._handles: list[RemovableHandle | RouterCall] = [*calls]
-        for layer, site in enumerate(self.routers):
-            if site.source is not None:
-                self._handles.append(site.source.register_forward_hook(self._source_hook(layer)))
-            self._handles.append(site.module.register_forward_hook(self._router_hook(layer, site)))
 
     @contextmanager
     def record(
@@ -114,21 +123,9 @@ class RoutingControl:
             ValueError: if shapes disagree or change between micro-batches.
         """
         phase = Recording(field.detach().reshape(-1), labels.shape[0])
-        self._enter(phase)
-        try:
+        with self._attachment.during(phase):
             yield phase
-        finally:
-            self._leave()
-        missing = [site.name for layer, site in enumerate(self.routers) if layer not in phase.usage]
-        if missing:
-            raise RuntimeError(f"routers of {self._model_name} that did not run inside record(): {missing}")
-        usage = [phase.usage[layer] for layer in range(len(self.routers))]
-        if len({layer.shape[-1] for layer in usage}) > 1:
-            raise ValueError(
-                f"the routers of {self._model_name} differ in their number of experts "
-                f"{sorted({layer.shape[-1] for layer in usage})}; attach to one of its submodels"
-            )
-        part = RoutingRecord.of(torch.stack(usage), phase.field, labels, kind)
+        part = phase.record(self.routers, labels, kind, self._attachment.model_name)
         self._record = part if self._record is None else self._record + part
 
     def tables(self, entropy: float | Tensor | None = None, process_group: Any = None) -> RoutingTables:
@@ -146,12 +143,14 @@ class RoutingControl:
         if self._record is None:
             raise RuntimeError("nothing recorded: run the old-policy forward inside record() before tables()")
         if self.gate is not None and entropy is None:
-            raise ValueError("entropy is required, because this RoutingControl has an entropy gate")
+            raise ValueError(
+                "entropy is required, because this RoutingControl has an entropy gate; gate=None acts at any entropy"
+            )
         record, self._record = self._record, None
         opening = 1.0 if self.gate is None or entropy is None else self.gate(entropy)
         for group in self.batch_groups if process_group is None else [process_group]:
             record = record.reduce(group)
-        return record.tables(opening)
+        return record.tables(opening, normalizer=self.normalizer, min_turns=self.min_turns, reduction=self.reduction)
 
     @contextmanager
     def bind(
@@ -169,14 +168,15 @@ class RoutingControl:
 
         Raises:
             RuntimeError: inside another ``record`` or ``bind``, or if no router ran.
-            ValueError: if the tables were made for another number of layers, or the forward has another number of
-                tokens than ``field``.
+            ValueError: if the tables were made for another number of layers, fields or experts, or the forward has
+                another number of tokens than ``field``.
         """
         if tables.control.shape[0] != len(self.routers):
             raise ValueError(
                 f"tables.control of shape {tuple(tables.control.shape)} holds {tables.control.shape[0]} layers, but "
-                f"{self._model_name} has {len(self.routers)} routers"
+                f"{self._attachment.model_name} has {len(self.routers)} routers"
             )
+        check_ids("field", field, tables.control.shape[1], f"tables.control of shape {tuple(tables.control.shape)}")
         settings = partial(
             RouterInjection,
             lambda_turn=self.lambda_turn,
@@ -187,15 +187,12 @@ class RoutingControl:
             scale=scale,
         )
         phase = Binding(field.detach().reshape(-1), tables, settings, self._count_survival)
-        self._enter(phase)
-        try:
+        with self._attachment.during(phase):
             yield
-        finally:
-            self._leave()
         if not phase.seen:
             raise RuntimeError(
-                f"no router of {self._model_name} ran inside bind(): the forward bypasses its router modules "
-                "(as fused mxfp4 experts do) or lies outside"
+                f"no router of {self._attachment.model_name} ran inside bind(): the forward bypasses its router "
+                "modules (as fused mxfp4 experts do), was compiled without them, or lies outside"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -208,10 +205,7 @@ class RoutingControl:
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was. Calling it twice does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._leave()
+        self._attachment.detach()
 
     def __enter__(self) -> "RoutingControl":
         return self
@@ -220,36 +214,7 @@ class RoutingControl:
         self.detach()
 
     def __repr__(self) -> str:
-        count = Counter((site.family_name, site.activation) for site in self.routers)
-        families = ", ".join(f"{family} ({activation}): {n} routers" for (family, activation), n in count.items())
-        return f"RoutingControl({self._model_name}, {families}, router_gradient in PyTorch)"
-
-    def _enter(self, phase: Recording | Binding) -> None:
-        if not self._handles:
-            raise RuntimeError("this RoutingControl is detached")
-        if self._phase is not None:
-            raise RuntimeError("record() and bind() do not nest")
-        self._phase = phase
-
-    def _leave(self) -> None:
-        self._phase = None
-        self._source_output.clear()
-
-    def _source_hook(self, layer: int) -> Any:
-        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            if self._phase is not None:
-                self._source_output[layer] = output
-
-        return keep
-
-    def _router_hook(self, layer: int, site: RouterSite) -> Any:
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self._phase is None:
-                return
-            logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
-            self._phase.visit(layer, site, logits, output)
-
-        return after
+        return f"RoutingControl({self._attachment}, router_gradient in PyTorch)"
 
     def _count_survival(self, part: SumCount) -> None:
         # Added up where they are: to read them would make every router of every backward wait for its device.

@@ -57,17 +57,17 @@ def step(model: nn.Module, rows: slice = slice(None)) -> dict[str, Any]:
             model(input_ids=steering.tokens()[rows], use_cache=False)
 
     for reach in ("backbone", "router"):
-        with RoutingControl(model, reach=reach, **steering.STRONG) as control:
+        with RoutingControl(model, reach=reach, normalizer="turns", **steering.STRONG) as control:
             record(control)
-            everywhere = control.tables(process_group=torch.distributed.group.WORLD)
+            everywhere = control.tables(0.1, process_group=torch.distributed.group.WORLD)
             record(control)
-            tables = control.tables()
+            tables = control.tables(0.1)
             with control.bind(field, tables):
                 found[reach] = gradients(model, rows)
     per_row = foreign(model).reshape(steering.ROWS, steering.LENGTH, 2, 2)[rows]
     with RoutingReplay(model, per_row.flatten(0, 1)):
         found["replay"] = gradients(model, rows)
-    names = ("num_pairs", "num_turns", "information")
+    names = ("num_pairs", "divisor", "num_turns", "information")
     found["tables"], found["over all ranks"] = ({n: getattr(t, n) for n in names} for t in (tables, everywhere))
     return found
 

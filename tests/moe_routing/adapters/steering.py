@@ -42,7 +42,7 @@ def forward(model: nn.Module, ids: Tensor) -> Tensor:
     return (hidden * weight.to(hidden.dtype)).tanh().sum()
 
 
-def record(control: RoutingControl, model: nn.Module, entropy: float | None = None) -> RoutingTables:
+def record(control: RoutingControl, model: nn.Module, entropy: float | None = 0.1) -> RoutingTables:
     with torch.no_grad(), control.record(fields(), labels(), kinds()):
         forward(model, tokens())
     return control.tables(entropy)

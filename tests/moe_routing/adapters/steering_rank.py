@@ -31,7 +31,7 @@ def step(rank: int, model: nn.Module, reach: str) -> dict[str, torch.Tensor]:
     with RoutingControl(model, reach=reach, **steering.STRONG) as control:
         with torch.no_grad(), control.record(field, steering.labels(), steering.kinds()):
             model(input_ids=ids, use_cache=False)
-        tables = control.tables()
+        tables = control.tables(0.1)
         with control.bind(field, tables):
             (model(input_ids=ids, use_cache=False)[0] * weight).tanh().sum().backward()
     found = steering.gradients(getattr(model, "module", model))

@@ -48,7 +48,7 @@ def test_recording_a_checkpointed_forward_counts_once(model):
         model.enable_input_require_grads()
         with control.record(steering.fields(), steering.labels(), steering.kinds()):
             steering.forward(model, steering.tokens()).backward()
-        got = control.tables()
+        got = control.tables(0.1)
     torch.testing.assert_close(got.control, want.control, rtol=0, atol=0)
     assert got.num_turns == want.num_turns
     # A usage counted twice would cancel in the table, but not here.

@@ -149,7 +149,7 @@ def test_routing_control_steers_the_replayed_selection():
         with torch.no_grad(), control.record(steering.fields(), steering.labels(), steering.kinds()):
             _, seen = steering.capture(model, control)
         assert all(torch.equal(output[2], selected[:, layer]) for layer, (_, output) in enumerate(seen))
-        tables = control.tables()
+        tables = control.tables(0.1)
         assert not steering.equal(steering.steered(model, control, tables), steering.plain(model))
 
 

@@ -1,5 +1,7 @@
 """RoutingControl on a live model: the order of a step, rounding, detaching, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -51,7 +53,7 @@ def test_micro_batches_add_up_to_the_whole(model):
         for rows in (slice(0, 1), slice(1, 4)):
             with torch.no_grad(), control.record(field[rows], steering.labels(), steering.kinds()):
                 model(input_ids=ids[rows])
-        parts = control.tables()
+        parts = control.tables(0.1)
     torch.testing.assert_close(parts.control, whole.control)
     assert torch.equal(parts.num_pairs, whole.num_pairs)
 
@@ -74,7 +76,7 @@ def test_closed_gate_and_zero_weights_are_the_baseline(model):
         assert steering.equal(steering.steered(model, control, closed), base)
         assert control.metrics()["routing/gate"] == 0.0
         with pytest.raises(ValueError, match="entropy is required"):
-            steering.record(control, model)
+            steering.record(control, model, entropy=None)
     with RoutingControl(model, lambda_turn=0.0, lambda_token=0.0) as control:
         assert steering.equal(steering.steered(model, control, steering.record(control, model)), base)
 
@@ -111,7 +113,7 @@ def test_half_precision_keeps_its_dtype_and_reports_what_survives(family):
         tables = steering.record(control, model)
         found = steering.steered(model, control, tables)
         share = control.metrics()["routing/survived"]
-        assert control.metrics() == {}
+        assert "routing/survived" not in control.metrics()
         dtype = steering.capture(model, control)[1][0][1][0].dtype
     assert all(torch.isfinite(g).all() for g in found.values())
     # DeepSeek-V3 routes in float32, where everything survives; the others in bfloat16, where part is rounded away.
@@ -186,7 +188,7 @@ def test_misuse_is_an_error(model):
             model(input_ids=ids)
             with pytest.raises(RuntimeError, match="do not nest"), control.bind(field, tables):
                 pass
-        one_layer = type(tables)(tables.control[:1], tables.num_pairs, 1.0, {}, {})
+        one_layer = replace(tables, control=tables.control[:1], information={})
         with pytest.raises(ValueError, match="holds 1 layers, but Qwen3MoeModel has 2"), control.bind(field, one_layer):
             pass
         # An error inside leaves nothing bound.
