@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moe_routing.adapters.routers import find_routers
 from moe_routing.adapters.tables import RoutingTables
 from moe_routing.adapters.transformers import RoutingControl
 
@@ -109,3 +110,37 @@ def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     assert got.keys() == want.keys()
     scale = max(float(w.abs().max()) for w in want.values())
     return max(float((got[name] - want[name]).abs().max()) for name in want) / scale
+
+
+class AtLogits:
+    """What each router returned, the gradient that arrived at its logits, and the one that was passed on."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, Any] = {}
+        self.arrived: dict[int, Tensor] = {}
+        self.passed: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+
+    def watch(self, routers: list[nn.Module], gradients: dict[int, Tensor]) -> None:
+        """Hooks run in the order in which they were put on, those of a control among them."""
+        for layer, module in enumerate(routers):
+
+            def hook(module: nn.Module, args: Any, output: Any, layer: int = layer) -> None:
+                self.outputs[layer] = output
+                if output[0].requires_grad:
+                    output[0].register_hook(lambda grad: gradients.update({layer: grad.clone()}))
+
+            self._handles.append(module.register_forward_hook(hook))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def watched(model: nn.Module, **options: Any) -> tuple[RoutingControl, AtLogits]:
+    """A control whose hooks on the logits run between two that watch."""
+    routers, seen = [site.module for site in find_routers(model)], AtLogits()
+    seen.watch(routers, seen.arrived)
+    control = RoutingControl(model, **options)
+    seen.watch(routers, seen.passed)
+    return control, seen

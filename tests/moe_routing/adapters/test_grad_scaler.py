@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import moe_routing as mr
-from moe_routing.adapters.routers import find_routers
 from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing.adapters import steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
@@ -44,42 +43,11 @@ def distance(a, b):
     return (total / sum(float(x.square().sum()) for x in b.values())) ** 0.5
 
 
-class AtLogits:
-    """What arrives at the logits of each router and what leaves them, around a ``RoutingControl``."""
-
-    def __init__(self):
-        self.outputs, self.arrived, self.passed, self.handles = {}, {}, {}, []
-
-    def watch(self, routers, into):
-        for layer, module in enumerate(routers):
-
-            def hook(module, args, output, layer=layer):
-                self.outputs[layer] = output
-                if output[0].requires_grad:
-                    output[0].register_hook(lambda grad: into.update({layer: grad.clone()}))
-
-            self.handles.append(module.register_forward_hook(hook))
-
-    def remove(self):
-        for handle in self.handles:
-            handle.remove()
-
-
-def watched(model, **options):
-    """A control whose hooks on the logits run between two that watch."""
-    routers = [site.module for site in find_routers(model)]
-    seen = AtLogits()
-    seen.watch(routers, seen.arrived)
-    control = RoutingControl(model, **options)
-    seen.watch(routers, seen.passed)
-    return control, seen
-
-
 @pytest.mark.parametrize("rho", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_scaled_injection_is_that_of_the_unscaled_gradient(family, rho):
     model, options = tiny_model(family).float(), steering.STRONG | {"rho": rho}
-    control, seen = watched(model, **options)
+    control, seen = steering.watched(model, **options)
     with control:
         with half():
             tables = steering.record(control, model)
@@ -113,7 +81,7 @@ def test_the_scale_drops_out_of_the_gradients(family):
 
 def test_an_overflow_reaches_the_scaler_and_its_step_is_skipped():
     model = tiny_model("qwen3_moe").float()
-    control, seen = watched(model, **steering.STRONG)
+    control, seen = steering.watched(model, **steering.STRONG)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1.0), scaler_at(SCALE)
     before = {name: p.clone() for name, p in model.named_parameters()}
     broken = torch.tensor([1, 9])  # tokens of the flattened batch
