@@ -1,13 +1,14 @@
 """The main job: warm up a model on good and wasteful tool use, then see what credit does to it.
 
-    python -m benchmarks.quickstart            # the embedded office, a tiny MoE, six minutes on two cores
+    python -m benchmarks.quickstart            # the embedded office, a tiny MoE, minutes on two cores
     python -m benchmarks.quickstart --quick    # one seed and few steps, under two minutes
     python -m benchmarks.quickstart --model PATH --data bfcl
 
 First, exactly: on one batch of real rollouts the summary noise is redrawn thousands of times, and the tool-token
-gradient of GRPO and of SLCA is compared with what theory predicts. Then, as a race: both rules train the same
-checkpoint under the same noisy summary reward. Noise and length of the race come from the variance theorem and are
-printed before it starts; whatever comes out is reported.
+gradient of GRPO and of SLCA is compared with what theory predicts. Then, as a race: both rules, and SLCA once more
+with routing control, train the same checkpoint under the same noisy summary reward. Noise and length of the race come
+from the variance theorem, the coefficients of routing control from one batch; both are printed before it starts, and
+whatever comes out is reported.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks import race as racing
 from benchmarks.rollouts import Sizes, collect, make_trainer
+from benchmarks.routing_arm import SHARE
 from benchmarks.workload import Workload, office, real
 
 REDRAWS = 4000
@@ -49,6 +51,12 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--max-prompt", type=int, default=768, help="rows with longer prompts are left out")
     options.add_argument("--gradient-memory", type=float, default=8.0, help="gigabytes for the exact experiment")
     options.add_argument("--model", help="folder or name of a Hugging Face model (default: a tiny one is built)")
+    options.add_argument(
+        "--routing-share",
+        type=float,
+        default=SHARE,
+        help="size of the routing injection at the router weights, relative to the gradient there",
+    )
     options.add_argument("--data", default="office", help="'office', 'bfcl', or a file of JSON lines")
     options.add_argument("--out", type=Path, default=Path("out/quickstart"), help="folder for everything written")
     return options
@@ -126,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     racing.quiet()
     from rich.console import Console
 
-    from benchmarks import exact, report
+    from benchmarks import exact, report, routing_report
     from benchmarks.experiment import compare
     from benchmarks.plan import noise_plan
 
@@ -160,6 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
     conflict = options.out / "conflict.html"
     found = report.save_conflict(conflict, batch, tokenizer, plan.sigma)
 
+    steering = routing_report.settle_routing(
+        model, tokenizer, batch, console, sigma=plan.sigma, share=options.routing_share, own_tools=workload.own_tools
+    )
     race = racing.Race(
         checkpoint=str(options.out / "warm"),
         train_rows=workload.train,
@@ -168,10 +179,15 @@ def main(arguments: list[str] | None = None) -> int:
         steps=options.steps,
         seeds=options.seeds,
         probes=exact.affordable_prompts(model, sizes.prompts, sizes.group, options.gradient_memory / len(racing.ARMS)),
+        steering=steering,
         **common,
     )
     warm = racing.measure(trainer, race, "GRPO")
     results = run_race(race, options, console)
+    console.print(report.race_table(warm, results))
+    console.print(report.seeds_ahead(results))
+    routing = routing_report.report_routing(steering, warm, results, options.out, console)
+    console.print(report.NOTE)
     wall = time.perf_counter() - started
     report.save_curves(options.out / "curves.png", warm, results)
     report.save_json(
@@ -182,14 +198,13 @@ def main(arguments: list[str] | None = None) -> int:
         warm=warm,
         summary=report.summarise(results),
         race=results,
+        **routing,
         sizes=sizes,
         warmup_loss=losses,
         wall_seconds=wall,
     )
-    console.print(report.race_table(warm, results))
-    console.print(report.seeds_ahead(results))
-    console.print(report.NOTE)
-    written = ["results.json", "curves.png", *(["conflict.html"] if found else [])]
+    pictures = [*(["conflict.html"] if found else []), *(["routing.png", "routing.html"] if routing else [])]
+    written = ["results.json", "curves.png", *pictures]
     console.print(f"{wall:.0f} s; wrote {', '.join(str(options.out / name) for name in written)}")
     return 0
 
@@ -197,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run_race(race: racing.Race, options: argparse.Namespace, console: Any) -> dict[str, list[dict[str, Any]]]:
     """The race with one bar an arm."""
     with bar(console) as progress:
-        bars = {arm: progress.add_task(arm, total=race.seeds * race.steps, note="starting") for arm in racing.ARMS}
+        bars = {arm: progress.add_task(arm, total=race.seeds * race.steps, note="starting") for arm in race.arms}
 
         def report_step(arm: str, seed: int, step: int, scores: dict[str, float]) -> None:
             note = f"seed {seed}: process {scores['process']:.2f}, summary {scores['summary']:.2f}"

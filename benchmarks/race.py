@@ -1,6 +1,6 @@
-"""The race: the same warm checkpoint, trained with GRPO and with SLCA under the same noisy summary reward.
+"""The race: the same warm checkpoint, trained with GRPO, with SLCA, and with SLCA under routing control.
 
-One process an arm, one thread each, all seeds in it one after another. Both arms meet the same prompts, sampling
+One process an arm, one thread each, all seeds in it one after another. All arms meet the same prompts, sampling
 seeds and noise generator.
 """
 
@@ -16,8 +16,10 @@ from queue import Empty
 from typing import Any
 
 from benchmarks.rollouts import Sizes
+from benchmarks.routing_arm import Steering
 
-ARMS = ("GRPO", "SLCA")
+ROUTED = "SLCA + routing"
+ARMS = ("GRPO", "SLCA", ROUTED)
 Report = Callable[[str, int, int, dict[str, float]], None]
 
 
@@ -36,6 +38,8 @@ class Race:
         own_tools: rows bring their own tools.
         copies: rollouts of each held-out row.
         probes: training rows for the variance of the tool-token gradient.
+        steering: coefficients of the arm with routing control; None for a model without routers that can be steered,
+            which leaves that arm and the routing metrics out.
     """
 
     checkpoint: str
@@ -48,6 +52,11 @@ class Race:
     own_tools: bool = False
     copies: int = 4
     probes: int = 8
+    steering: Steering | None = None
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(arm for arm in ARMS if arm != ROUTED or self.steering is not None)
 
 
 def quiet(threads: int = 1) -> None:
@@ -79,17 +88,18 @@ def rule_of(arm: str) -> Any:
     """The credit rule of an arm, with the paper's weights (all 1)."""
     import credit
 
-    return {"GRPO": credit.GRPO, "SLCA": credit.SLCA}[arm]()
+    return {"GRPO": credit.GRPO, "SLCA": credit.SLCA, ROUTED: credit.SLCA}[arm]()
 
 
 def measure(trainer: Any, race: Race, arm: str, seed: int = 0) -> dict[str, Any]:
-    """Held-out scores of the trainer's model, and the variance of its tool-token gradient under `arm`'s rule.
+    """Held-out scores and routing of the trainer's model, and the variance of its tool gradient under `arm`'s rule.
 
     `gradient_variance` is taken over prompts, rollouts and noise; `noise_variance` is its conditional part, over the
-    noise alone (theorem A.3).
+    noise alone (theorem A.3). `routing` is `measure_routing` of the held-out rollouts, empty without `race.steering`.
     """
     from benchmarks import exact
     from benchmarks.rollouts import collect
+    from benchmarks.routing_measure import measure_routing
     from benchmarks.scoring import mean_scores
 
     held_out = collect(trainer, race.eval_rows, copies=race.copies, seed=1000)
@@ -97,6 +107,9 @@ def measure(trainer: Any, race: Race, arm: str, seed: int = 0) -> dict[str, Any]
     problem = exact.make_problem(trainer.model, batch)
     advantages = exact.tool_advantages(problem, rule_of(arm), exact.redraw(problem, race.sigma, 500, seed))
     kinds = [row.get("kind", "all") for row in held_out.rows]
+    routing = {}
+    if race.steering is not None:
+        routing = measure_routing(trainer.model, trainer.processing_class, held_out, own_tools=race.own_tools)
     return {
         **mean_scores(held_out.scores),
         "gradient_variance": exact.group_variance(advantages, problem),
@@ -105,25 +118,32 @@ def measure(trainer: Any, race: Race, arm: str, seed: int = 0) -> dict[str, Any]
             kind: mean_scores([s for s, k in zip(held_out.scores, kinds, strict=True) if k == kind])
             for kind in sorted(set(kinds))
         },
+        "routing": routing,
     }
 
 
 def run_seed(race: Race, arm: str, seed: int, output: str, report: Report) -> dict[str, Any]:
-    """Train one arm from one seed and measure it: curves, final metrics, wall time of the training alone."""
+    """Train one arm from one seed and measure it: curves, final metrics, time of the training alone.
+
+    `cpu_seconds` compares arms even where there are more of them than cores; `wall_seconds` does not.
+    """
     from transformers import TrainerCallback
 
     from benchmarks.rollouts import make_trainer
+    from benchmarks.routing_arm import make_routing
 
     class Curve(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "grad_norm" in logs:
-                norms.append(float(logs["grad_norm"]))
+                names = [name for name in logs if name == "grad_norm" or name.startswith("routing/")]
+                logged.append({name: float(logs[name]) for name in names})
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             report(arm, seed, state.global_step, trainer.score_log.history[-1])
 
-    norms: list[float] = []
+    logged: list[dict[str, float]] = []
     model, tokenizer = load(race.checkpoint)
+    steered = arm == ROUTED and race.steering is not None
     trainer = make_trainer(
         model,
         tokenizer,
@@ -136,12 +156,15 @@ def run_seed(race: Race, arm: str, seed: int, output: str, report: Report) -> di
         own_tools=race.own_tools,
         output=output,
         callbacks=[Curve()],
+        routing=make_routing(model, race.steering) if steered else None,
     )
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     trainer.train()
-    wall = time.perf_counter() - started
-    curve = [{**scores, "grad_norm": norm} for scores, norm in zip(trainer.score_log.history, norms, strict=True)]
-    return {"seed": seed, "wall_seconds": wall, "curve": curve, "final": measure(trainer, race, arm)}
+    took = {"wall_seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - worked}
+    if steered:
+        trainer.routing.control.detach()
+    curve = [{**scores, **step} for scores, step in zip(trainer.score_log.history, logged, strict=True)]
+    return {"seed": seed, **took, "curve": curve, "final": measure(trainer, race, arm)}
 
 
 def _arm(race: Race, arm: str, output: str, queue: Any) -> None:
@@ -158,7 +181,7 @@ def _arm(race: Race, arm: str, output: str, queue: Any) -> None:
 
 
 def run(race: Race, output: Path, report: Report) -> dict[str, list[dict[str, Any]]]:
-    """Run both arms side by side.
+    """Run the arms side by side.
 
     Args:
         race: what to run.
@@ -174,12 +197,12 @@ def run(race: Race, output: Path, report: Report) -> dict[str, list[dict[str, An
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     workers = {
-        arm: context.Process(target=_arm, args=(race, arm, str(output / arm), queue), daemon=True) for arm in ARMS
+        arm: context.Process(target=_arm, args=(race, arm, str(output / arm), queue), daemon=True) for arm in race.arms
     }
     for worker in workers.values():
         worker.start()
-    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    running = set(ARMS)
+    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in race.arms}
+    running = set(race.arms)
     try:
         while running:
             kind, event = _next(queue, workers, running)

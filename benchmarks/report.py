@@ -12,6 +12,7 @@ import torch
 from benchmarks.experiment import Comparison
 from benchmarks.plan import NoisePlan
 from benchmarks.rollouts import Batch
+from benchmarks.routing_measure import ROUTING_METRICS, routing_of, steered_of
 
 NOTE = (
     "Conditional on the tool trajectories, SLCA's tool gradient has no summary noise (theorem A.3); the unconditional "
@@ -27,7 +28,7 @@ METRICS = {
     "gradient_variance": ("tool-gradient variance", "{:.2e}"),
     "noise_variance": ("  of it, summary noise", "{:.2e}"),
     "norm_deviation": ("gradient norm, sd over steps", "{:.3f}"),
-    "wall_seconds": ("training, seconds", "{:.0f}"),
+    "cpu_seconds": ("training, CPU seconds", "{:.0f}"),
 }
 # These two depend on the rule; for the warm checkpoint the exact experiment shows them for both.
 OF_A_RULE = ("gradient_variance", "noise_variance")
@@ -41,9 +42,10 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
 def of_run(run: Mapping[str, Any]) -> dict[str, float]:
     """Every metric of one seed of one arm."""
     kinds = {f"process/{kind}": scores["process"] for kind, scores in run["final"]["kinds"].items()}
-    scalars = {name: value for name, value in run["final"].items() if name != "kinds"}
+    scalars = {name: value for name, value in run["final"].items() if name not in ("kinds", "routing")}
+    times = {name: run[name] for name in ("wall_seconds", "cpu_seconds")}
     deviation = mean_sd([step["grad_norm"] for step in run["curve"]])[1]
-    return {**scalars, **kinds, "norm_deviation": deviation, "wall_seconds": run["wall_seconds"]}
+    return {**scalars, **kinds, **routing_of(run["final"]), **steered_of(run), "norm_deviation": deviation, **times}
 
 
 def summarise(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -115,15 +117,16 @@ def race_table(warm: Mapping[str, Any], results: Mapping[str, Sequence[Mapping[s
     summary = summarise(results)
     for arm in summary:
         table.add_column(arm, justify="right")
-    before = {name: value for name, value in warm.items() if name not in OF_A_RULE}
-    before |= {f"process/{kind}": scores["process"] for kind, scores in warm["kinds"].items()}
+    before = {name: value for name, value in warm.items() if name not in (*OF_A_RULE, "routing")}
+    before |= {f"process/{kind}": scores["process"] for kind, scores in warm["kinds"].items()} | routing_of(warm)
     process, *others = METRICS.items()
     kinds = {f"process/{kind}": (f"  {kind}", "{:.3f}") for kind in warm["kinds"]}
-    for metric, (title, form) in (process, *kinds.items(), *others):
-        cells = [" ± ".join(form.format(v) for v in summary[arm][metric]) for arm in summary]
-        table.add_row(
-            title, form.format(before[metric]) if metric in before and metric not in OF_A_RULE else "", *cells
-        )
+    for rows in ((process, *kinds.items(), *others), ROUTING_METRICS.items() if warm["routing"] else ()):
+        for metric, (title, form) in rows:
+            measured = [summary[arm].get(metric) for arm in summary]
+            cells = ["" if pair is None else " ± ".join(form.format(v) for v in pair) for pair in measured]
+            table.add_row(title, form.format(before[metric]) if metric in before else "", *cells)
+        table.add_section()
     return table
 
 
@@ -142,7 +145,7 @@ def save_curves(path: Path, warm: Mapping[str, Any], results: Mapping[str, Seque
     }
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), layout="constrained")
     for axis, (key, title) in zip(axes, panels.items(), strict=True):
-        for arm, colour in zip(results, ("tab:orange", "tab:blue"), strict=False):
+        for arm, colour in zip(results, ("tab:orange", "tab:blue", "tab:green"), strict=False):
             curves = torch.tensor([[step[key] for step in run["curve"]] for run in results[arm]])
             steps = range(1, curves.shape[1] + 1)
             for curve in curves:

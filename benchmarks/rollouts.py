@@ -63,6 +63,7 @@ def make_trainer(
     own_tools: bool = False,
     output: str | Path = "out",
     callbacks: Sequence[Any] = (),
+    routing: Any = None,
 ) -> Any:
     """A `CreditGRPOTrainer` with both rewards and a `ScoreLog` (its attribute `score_log`).
 
@@ -78,6 +79,7 @@ def make_trainer(
         own_tools: rows bring their own tools, answered by the simulator; otherwise the office's, through TRL.
         output: folder of the trainer.
         callbacks: of the trainer.
+        routing: routing control attached to `model`; see `benchmarks.routing_arm.make_routing`.
     """
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -119,6 +121,7 @@ def make_trainer(
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
         callbacks=list(callbacks),
+        routing=routing,
         **_answering(own_tools, sizes.tool_turns),
     )
     trainer.remove_callback(PrinterCallback)

@@ -17,7 +17,8 @@ from benchmarks.workload import real, serialised
 def test_quick_run_writes_tables_numbers_picture_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["--quick", "--warmup", "80", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for title in ("Noise plan", "Exact experiment", "Held-out tasks after the race"):
+    titles = ("Noise plan", "Exact experiment", "Routing control", "Held-out tasks after the race")
+    for title in (*titles, "Jaccard of adjacent tokens", "gate open, share of steps", "one seed cannot tell"):
         assert title in printed
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["warmup_loss"][-1] < results["warmup_loss"][0] / 2
@@ -29,11 +30,25 @@ def test_quick_run_writes_tables_numbers_picture_and_page(tmp_path: Path, capsys
         assert [run["seed"] for run in runs] == [0]
         assert len(runs[0]["curve"]) == QUICK["steps"]
         assert set(runs[0]["final"]["kinds"]) <= {"single", "parallel", "sequential", "none"}
-    grpo, slca = (results["race"][arm][0]["final"] for arm in racing.ARMS)
-    assert slca["noise_variance"] == 0.0 < grpo["noise_variance"]
-    # One seed of both arms starts from the same prompts and samples: the first batch is the same.
+    grpo, slca, routed = (results["race"][arm][0]["final"] for arm in racing.ARMS)
+    assert slca["noise_variance"] == routed["noise_variance"] == 0.0 < grpo["noise_variance"]
+    # One seed of every arm starts from the same prompts and samples: the first batch is the same.
     first = [results["race"][arm][0]["curve"][0] for arm in racing.ARMS]
-    assert first[0]["process"] == first[1]["process"]
+    assert first[0]["process"] == first[1]["process"] == first[2]["process"]
+    # The injection starts with the first step and changes the second.
+    assert results["race"]["SLCA"][0]["curve"] != results["race"][racing.ROUTED][0]["curve"]
+    steering = results["steering"]
+    assert steering["lambda_turn"] == pytest.approx(10 * steering["lambda_token"])
+    for step in results["race"][racing.ROUTED][0]["curve"]:
+        assert step["routing/gate"] == float(step["routing/gate_entropy"] <= steering["high"])
+        assert "routing/survived" in step or not step["routing/gate"]
+    for measured in (results["warm"], grpo, slca, routed):
+        assert 0 < measured["routing"]["jaccard"] < 1
+        assert measured["routing"]["turns_tool"] >= 8
+    assert len(results["claims"]) == 5
+    assert results["routing_report"]["routing/warm/jaccard"] == results["warm"]["routing"]["jaccard"]
+    assert (tmp_path / "routing.png").stat().st_size > 10_000
+    assert all(arm in (tmp_path / "routing.html").read_text() for arm in ("warm", *racing.ARMS))
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     page = (tmp_path / "conflict.html").read_text()
     assert all(word in page for word in ("GRPO", "SLCA", "noise"))
@@ -53,7 +68,8 @@ def test_mean_and_deviation_over_seeds():
     def run(process: float) -> dict[str, object]:
         kinds = {"single": {"process": process}}
         curve = [{"grad_norm": 1.0}, {"grad_norm": 3.0}]
-        return {"final": {"process": process, "kinds": kinds}, "wall_seconds": 5.0, "curve": curve}
+        final = {"process": process, "kinds": kinds, "routing": {}}
+        return {"final": final, "wall_seconds": 5.0, "cpu_seconds": 4.0, "curve": curve}
 
     summary = summarise({"SLCA": [run(0.0), run(1.0)]})["SLCA"]
     assert summary["process"] == summary["process/single"] == (0.5, pytest.approx(0.5**0.5))
