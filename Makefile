@@ -28,6 +28,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.peers
 	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed $(ARGS)
 	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed_routing
+	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed_table
 
 wheel: $(VENV)/.dev
 	$(PY) -m build --wheel
