@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from moe_routing import (
+    RoutingSummary,
     TurnStatistics,
     count_pairs,
     router_gradient,
@@ -19,7 +20,10 @@ from moe_routing import (
     turn_usage,
 )
 from moe_routing import turn_objective as turn_value
+from moe_routing.adapters.summary import SelectionObserver
 from moe_routing.adapters.transformers import RoutingControl
+from moe_routing.selection import FieldSelection
+from moe_routing.summary import field_owner
 
 VOCABULARY, OPERATIONS, FIELD_TOKENS = 1024, 6, 16
 STRONG = {"lambda_turn": 1.0, "lambda_token": 0.1}
@@ -61,6 +65,7 @@ class Step:
         self.field = fields(rows, tokens)
         self.labels = labels(self.field)
         self.kind = torch.arange(self.labels.shape[0]) % 2
+        self.row = field_owner(self.field.flatten(), torch.arange(rows).repeat_interleave(tokens), len(self.labels))
         self.ids = torch.randint(VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(3))
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
@@ -72,13 +77,21 @@ class Step:
         self._update()
 
     def on(self) -> None:
-        """With control, from attaching it to detaching it."""
-        with RoutingControl(self.model) as control:
-            with torch.no_grad(), control.record(self.field, self.labels, self.kind):
+        """With control, from attaching it to detaching it, and with what a trainer logs of expert selection."""
+        with RoutingControl(self.model, gate=None) as control:
+            observer = SelectionObserver(self.field.flatten(), len(self.labels))
+            with torch.no_grad(), control.record(self.field, self.labels, self.kind) as recording:
+                recording.observe = observer
                 old = self._logp()
             with control.bind(self.field, control.tables()):
                 self._loss(old).backward()
+            self.logged = control.metrics() | self._selection(observer.selection())
         self._update()
+
+    def _selection(self, selection: FieldSelection) -> dict[str, float]:
+        summary = RoutingSummary.from_fields(selection, self.labels, self.row)
+        gaps = [selection.specialization(self.labels, self.kind == kind) for kind in (0, 1)]
+        return summary.metrics() | {f"gap_{kind}": float(gap.mean()) for kind, gap in enumerate(gaps)}
 
     def _logp(self) -> Tensor:
         scores: Tensor = self.model(input_ids=self.ids, use_cache=False).logits[:, :-1]

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256, help="per row")
     parser.add_argument("--gradient-tokens", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1, help="1 times processor seconds, more the wall clock")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS.md"))
     chosen = parser.parse_args(arguments)
@@ -79,8 +79,8 @@ brackets, over {len(timed.seconds["on"])} rounds of the step and {len(slopes.sec
 * Model: the shape of Qwen3-MoE, {shape}.
   A model of full size spends a larger part of its step outside the routers.
 * Step: forward under the old policy, forward, backward, SGD update. *On* attaches the control, records the old-policy
-  forward, builds the tables, steers the backward and detaches. Memory is that of the tensors made in the step at their
-  peak; the ratio has the weights on both sides.
+  forward and the expert selection in it, builds the tables, steers the backward, works out what is logged and detaches.
+  Memory is that of the tensors made in the step at their peak; the ratio has the weights on both sides.
 * Gradient: {tokens} tokens, rho = 1, equal to autograd's within 1e-5; both are given the turn statistics.
 
 | ratio | aim | found | |
