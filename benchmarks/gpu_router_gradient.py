@@ -1,0 +1,139 @@
+"""The router gradient's kernels on a GPU: are they right, and how fast are they? One command, under five minutes.
+
+    python -m benchmarks.gpu_router_gradient
+    PYTHONPATH=src python benchmarks/gpu_router_gradient.py
+
+First the kernels are compared with the PyTorch reference in float64 at many shapes; an error ends the run with a
+status of 1. Then they are timed beside eager PyTorch, torch.compile and a copy of the bytes that have to move, at the
+sizes of real routers. Writes a CSV, a PNG and a Markdown report. Needs torch, triton, einops and jaxtyping;
+matplotlib draws a better picture. ``--device cpu`` runs all of it on tiny sizes under Triton's interpreter: that
+shows that the script works, and its times mean nothing.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a file: its own folder is on the path, and the one above it is wanted
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from benchmarks.gpu_checks import Check, Outcome, beyond_int32, checks, run_check
+from benchmarks.gpu_figure import draw, write_csv
+from benchmarks.gpu_paths import configuration, eager, kernel, kernel_into
+from benchmarks.gpu_race import Race
+from benchmarks.gpu_report import check_table, report
+from benchmarks.gpu_timing import Budget
+from benchmarks.sections import write_section
+
+TITLE = "Router-gradient kernel: on a GPU"
+# The ends first, so that a run that is short of time knows them.
+TIMED = {"full": (524288, 8192, 131072, 32768, 2048), "quick": (65536, 8192), "cpu": (24, 8)}
+CHECKED = {"full": (1, 1000, 65537, 524288), "quick": (1000, 65537), "cpu": (1, 37)}
+SHARE_FOR_CHECKS = 0.5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check, measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_router_gradient", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
+    parser.add_argument("--seconds", type=float, default=270, help="time that the run may take")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--output", type=Path, default=Path("out/gpu_router_gradient"))
+    parser.add_argument("--results", type=Path, help="also put the report into this file, as a section of its own")
+    chosen = parser.parse_args(arguments)
+    budget = Budget(chosen.seconds)
+    os.environ["MOE_ROUTING_KERNEL"] = "torch"  # the kernel is called by its own name, all else is to be PyTorch
+    problem = _cannot_run(chosen.device)
+    if problem:
+        print(problem)
+        return 2
+    scale = "cpu" if chosen.device == "cpu" else "quick" if chosen.quick else "full"
+
+    outcomes = list(_outcomes(chosen.device, scale, budget))
+    table = check_table(outcomes)
+    wrong = [outcome for outcome in outcomes if outcome.problem]
+    print(f"{table}\n\n{len(outcomes)} checks, {len(wrong)} failed, {budget.spent():.0f} s\n", flush=True)
+    if wrong:
+        print("A wrong kernel is not timed.")
+        return 1
+
+    race = Race(chosen.device, budget, with_compile=not chosen.no_compile)
+    race.run(TIMED[scale])
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    write_csv(chosen.output / "router_gradient.csv", race.timings)
+    drawn = draw(chosen.output / "router_gradient.png", race.timings, f"Router gradient, {_device_name(chosen.device)}")
+    text = report(_head(chosen.device, len(outcomes), budget), race, f"The picture is {drawn}", table)
+    for path in filter(None, (chosen.output / "router_gradient.md", chosen.results)):
+        write_section(path, TITLE, text)
+    print(f"{text}\nwritten to {chosen.output}")
+    return 0
+
+
+def _cannot_run(device: str) -> str:
+    """Why nothing can be run here, or nothing."""
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which has not happened yet
+    if find_spec("triton") is None:
+        return "triton is not installed: there is no kernel to run"
+    if device == "cuda" and not torch.cuda.is_available():
+        return "no GPU is available; --device cpu tries the script under Triton's interpreter"
+    return ""
+
+
+def _outcomes(device: str, scale: str, budget: Budget) -> Iterator[Outcome]:
+    """Outcome of every check for which there is time, with memory given back between them."""
+    limit = Budget(SHARE_FOR_CHECKS * budget.seconds, budget.began, budget.left_out)
+    longest = 0.0
+    for number, check in enumerate(checks(device, CHECKED[scale], full=device == "cuda")):
+        if limit.allows(f"check: {check.name}", longest):
+            began = time.monotonic()
+            yield _outcome(check, None if check.timed else number)
+            longest = max(longest, time.monotonic() - began)
+    if scale == "full" and limit.allows("check: beyond 2³¹ elements", 5 + longest):
+        yield from _far_rows(device, budget)
+
+
+def _outcome(check: Check, number: int | None) -> Outcome:
+    try:
+        with configuration(number):
+            return run_check(check, kernel_into, eager)
+    except Exception as error:  # a launch that fails is an outcome, and the other checks tell where it begins
+        return Outcome(check.name, "", float("nan"), 0.0, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _far_rows(device: str, budget: Budget) -> Iterator[Outcome]:
+    free, _ = torch.cuda.mem_get_info()
+    if free >= 32 << 30:
+        yield beyond_int32(kernel, device)
+    else:
+        budget.left_out.append(f"check: beyond 2³¹ elements needs 32 GiB, {free / 2**30:.0f} are free")
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "the processor, under Triton's interpreter"
+
+
+def _head(device: str, count: int, budget: Budget) -> str:
+    from benchmarks.timing import versions
+
+    today = datetime.date.today().isoformat()
+    lines = [
+        f"Written by `python -m benchmarks.gpu_router_gradient` on {today}, in {budget.spent():.0f} s.",
+        f"\n* Device: {_device_name(device)}; {versions(('torch', 'triton'))}",
+        f"* {count} checks against float64 passed before anything was timed.",
+    ]
+    if device == "cpu":
+        lines.append("* **No GPU: the times below show that the script runs, and nothing else.**")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
