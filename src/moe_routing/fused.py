@@ -1,5 +1,7 @@
 """Launches the fused kernels: the twin of ``router_gradient`` on a GPU."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -65,7 +67,7 @@ def fused_router_gradient(
     else:
         norms, inject = built.tuned_norms, built.tuned_inject
 
-    def grid(options: dict[str, int]) -> tuple[int]:
+    def grid(options: dict[str, Any]) -> tuple[int]:
         return (-(-tokens // options["BLOCK_N"]),)
 
     if tokens:
@@ -90,7 +92,7 @@ def fused_router_gradient(
     return out, SumCount(kept, total)
 
 
-def _number(value: float | Tensor, device: torch.device) -> tuple[float, Tensor | None]:
+def _number(value: int | float | Tensor, device: torch.device) -> tuple[float, Tensor | None]:
     """A factor and, for a number that lives on the device, the tensor to multiply it by: it is never read here."""
     if isinstance(value, Tensor) and value.device == device:
         return 1.0, value
