@@ -10,7 +10,7 @@ from torch.nn.functional import log_softmax
 from benchmarks.routing_cases import gradient_candidates
 from benchmarks.speed import peer
 from benchmarks.speed_table_case import Case, Made, gradient_of, size_of
-from benchmarks.speed_table_routed import EXPERTS, OPERATIONS, K, Routed, case_of, plain, routed
+from benchmarks.speed_table_routed import EXPERTS, OPERATIONS, K, Routed, Turns, case_of, plain, routed
 from moe_routing import (
     TurnStatistics,
     add_injection,
