@@ -131,7 +131,7 @@ def read_category(category: str) -> list[BfclRow]:
 
 def _shortest(gold: Any) -> list[dict[str, Any]]:
     """Plain calls that satisfy the gold, without what may be left out of it."""
-    from rewards.gold import Accepted
+    from rewards.accepted import Accepted
 
     def needed(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in arguments.items() if not (isinstance(v, Accepted) and v.optional)}

@@ -1,6 +1,7 @@
 """What a rollout earned, component by component. Imports no torch; adapters do."""
 
 from rewards._lenient import Repair
+from rewards.accepted import Accepted
 from rewards.answers import outcome_reward, verify_answer, verify_answers
 from rewards.baselines import ActionScore, PlannerScore, action_score, planner_score
 from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls, register_format
@@ -8,6 +9,7 @@ from rewards.decomposition import ContextAction, decompose, opening, split_by_co
 from rewards.endpoint import ChatEndpoint, EndpointError
 from rewards.formats import (
     parse_chat,
+    parse_hermes,
     parse_llama3_json,
     parse_message,
     parse_mistral,
@@ -15,9 +17,8 @@ from rewards.formats import (
     parse_qwen3_coder,
     type_arguments,
 )
-from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
+from rewards.gold import Gold, GoldCall, GoldError, as_gold
 from rewards.guard import GuardedScore, guard_omission
-from rewards.hermes import parse_hermes
 from rewards.judge import JudgeCounts, JudgeItem, JudgeResult, SummaryJudge, count_results, parse_rating
 from rewards.lenient import LenientCalls, parse_lenient
 from rewards.matching import loose_match

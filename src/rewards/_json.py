@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # Deeper values exist only in attacks. The bound stands far under Python's recursion limit, so a verdict does not
@@ -11,7 +11,7 @@ MAX_DEPTH = 128
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _SPACE = re.compile(r"[ \t\n\r]*")
-_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
+_COLONS = ('":', " :", "\n:", "\t:", "\r:")
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}"
 
 
@@ -41,7 +41,9 @@ def _float(digits: str) -> float:
 
 # The scanner that `raw_decode` wraps: it starts anywhere without copying the text.
 _strict = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_plain = json.JSONDecoder(parse_constant=_constant, parse_float=_float)
 _loose = json.JSONDecoder(parse_float=str, parse_int=str)
+scan_plainly: Callable[[str, int], tuple[Any, int]] = _plain.scan_once  # type: ignore[attr-defined]
 _scan: Callable[[str, int], tuple[Any, int]] = _strict.scan_once  # type: ignore[attr-defined]
 _scan_loosely: Callable[[str, int], tuple[Any, int]] = _loose.scan_once  # type: ignore[attr-defined]
 
@@ -93,12 +95,59 @@ def _fault(text: str, value: Any, start: int, end: int) -> str | None:
     """What the grammar allows and a scorer cannot use: endless nesting, halves of a surrogate pair."""
     if text.count("{", start, end) + text.count("[", start, end) > MAX_DEPTH and depth_exceeds(value):
         return _TOO_DEEP
-    if text.find("\\u", start, end) >= 0 or not text.isascii():
-        try:
+    try:
+        if text.find("\\u", start, end) >= 0:
             json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return "half of a surrogate pair"
+        elif not text.isascii():
+            text[start:end].encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair"
     return None
+
+
+def is_plain(text: str) -> bool:
+    """True if nothing that `_fault` looks for can be in this text; False if that is not sure."""
+    if len(text) > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH:
+        return False
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
+        return False
+    return text.isascii() or _encodes(text)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def keys_differ(text: str, value: Any, start: int, end: int) -> bool:
+    """True if no object in a decoded value had a key twice; False if that is not sure.
+
+    A decoded object has each key once, and each key of the text has a colon. So as many keys as colons means that none
+    was lost. Colons inside strings make it unsure, unless only those that a quote or a space precedes are counted.
+    """
+    colons = text.count(":", start, end)
+    return _has_keys(value, colons) or _has_keys(value, sum([text.count(mark, start, end) for mark in _COLONS]))
+
+
+def _has_keys(value: Any, number: int) -> bool:
+    if type(value) is not dict:
+        level, count = [value], 0
+    else:
+        level, count = list(value.values()), len(value)
+    if count == number:
+        return True
+    for item in level:  # grows while it is read
+        if type(item) is dict:
+            count += len(item)
+            if count >= number:
+                break
+            level += item.values()
+        elif type(item) is list:
+            level += item
+    return count == number
 
 
 def skip_space(text: str, start: int) -> int:
@@ -114,6 +163,18 @@ def decode_at(text: str, start: int) -> Decoded:
     >>> decode_at('{"a": 1, "a": 2}', 0).reason
     "duplicate key 'a'"
     """
+    try:
+        value, end = scan_plainly(text, start)
+    except (ValueError, StopIteration, RecursionError):
+        return _decode_strictly(text, start)
+    if not keys_differ(text, value, start, end):
+        return _decode_strictly(text, start)
+    fault = _fault(text, value, start, end)
+    return Decoded(None if fault else value, fault, start, end)
+
+
+def _decode_strictly(text: str, start: int) -> Decoded:
+    """Decode a value whose keys are looked at one by one, or say what is wrong with it."""
     try:
         value, end = _scan(text, start)
     except StopIteration as stop:
@@ -164,57 +225,3 @@ def _integral(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_integral(item) for item in value]
     return value
-
-
-def members(text: str, start: int) -> Iterator[tuple[str, int, int, int, int]]:
-    """Members of the valid object at `start`: key, the key's span between its quotes, its value's [start, end)."""
-    depth, key, key_span, value_start = 0, "", (0, 0), -1
-    for mark in _MARKS.finditer(text, start):
-        sign = mark.group()[0]
-        if depth == 1 and value_start < 0 and sign == '"':
-            key, key_span = json.loads(mark.group(), strict=False), (mark.start() + 1, mark.end() - 1)
-        elif depth == 1 and value_start < 0 and sign == ":":
-            value_start = skip_space(text, mark.end())
-        elif depth == 1 and value_start >= 0 and sign in ",}":
-            yield key, *key_span, value_start, len(text[value_start : mark.start()].rstrip()) + value_start
-            value_start = -1
-        if sign in "{[":
-            depth += 1
-        elif sign in "}]":
-            depth -= 1
-            if depth == 0:
-                return
-
-
-def elements(text: str, start: int) -> Iterator[int]:
-    """Where each element of the valid list at `start` begins."""
-    depth = 0
-    for mark in _MARKS.finditer(text, start):
-        sign = mark.group()[0]
-        if sign in "{[":
-            depth += 1
-        elif sign in "}]":
-            depth -= 1
-            if depth == 0:
-                return
-        if (depth == 1 and sign in "[,") and text[(begin := skip_space(text, mark.end()))] != "]":
-            yield begin
-
-
-def string_offsets(text: str, start: int, end: int) -> list[int]:
-    """For a JSON string whose characters between the quotes are [start, end): where each decoded one begins.
-
-    One more entry closes the list, so that characters [i, j) of the decoded string lie in [o[i], o[j]).
-    """
-    offsets, at = [], start
-    while at < end:
-        offsets.append(at)
-        if text[at] != "\\":
-            at += 1
-        elif text[at + 1] != "u":
-            at += 2
-        else:
-            # Two escapes of a surrogate pair are one character.
-            pair = text[at + 2 : at + 4].lower() in ("d8", "d9", "da", "db") and text[at + 6 : at + 8] == "\\u"
-            at += 12 if pair else 6
-    return [*offsets, end]

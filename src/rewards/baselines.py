@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from rewards._json import canonical
 from rewards.calls import ParsedCalls
 from rewards.gold import as_gold
-from rewards.matching import Pair, best_pairs
-from rewards.process import Tools, group_by_name, read_turns, valid_blocks
+from rewards.matching import Pair
+from rewards.pairing import pair_calls
+from rewards.process import Tools, read_turns, valid_blocks
 from rewards.schema import as_toolset
 from rewards.simulator import ToolResponse
 
@@ -66,17 +67,17 @@ def action_score(
     """
     toolset = None if tools is None else as_toolset(tools)
     predicted = [call for step in read_turns(turns, format, toolset) for call in step.valid]
-    expected = as_gold(gold, row).flat
-    if not expected:
+    expected = as_gold(gold, row)
+    wanted = len(expected.flat)
+    if not wanted:
         return ActionScore(0, 0, 0.0 if predicted else 1.0)
-    correct = 0
-    for table in group_by_name(predicted, expected, toolset):
-        correct += sum(_correct(table[i][j]) for i, j in best_pairs(table, lambda pair: float(_correct(pair))))
-    return ActionScore(correct, len(expected), correct / len(expected))
+    pairs = pair_calls(predicted, expected, toolset, lambda pair: float(_correct(pair)))
+    correct = sum(map(_correct, pairs))
+    return ActionScore(correct, wanted, correct / wanted)
 
 
 def _correct(pair: Pair) -> bool:
-    return pair.hits == pair.expected
+    return pair.value == 1.0
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from rewards._json import decode, members, string_offsets
+from rewards._json import decode
+from rewards._places import members, string_offsets
 
 Span = tuple[int, int]
 Status = Literal[
     "ok", "invalid_json", "invalid_syntax", "not_an_object", "missing_name", "invalid_arguments", "unclosed"
 ]
 Think = Literal["reasoning", "text"]
+# No honest text comes near it; what matching and answering cost grows with the number of calls.
+MAX_ATTEMPTS = 4096
 
 
 class Places(NamedTuple):
@@ -47,6 +50,8 @@ class ToolCall:
     _text: str = field(default="", repr=False, compare=False)
     _start: int = field(default=-1, repr=False, compare=False)
     _places: Places | None = field(default=None, repr=False, compare=False)
+    # Decoding has bounded the depth of these very arguments. No field: a copy with other arguments must not have it.
+    _bounded: ClassVar[bool] = False
 
     @cached_property
     def name_span(self) -> Span | None:
@@ -86,7 +91,7 @@ class ParsedCalls:
     num_open: int = 0
     num_close: int = 0
 
-    @property
+    @cached_property
     def valid(self) -> tuple[ToolCall, ...]:
         """The attempts that are calls."""
         return tuple([call for call in self.calls if call.status == "ok"])

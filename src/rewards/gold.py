@@ -7,31 +7,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rewards._json import decode
+from rewards.accepted import Accepted, as_value
+from rewards.matching import WantedMember, wanted_object
 
 
 class GoldError(ValueError):
     """Gold that the caller brought is not gold; the message names the row and the field."""
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A gold value that has alternatives, or may be left out.
-
-    As plain JSON (a data set's column) it is `{"$accepted": [values…], "$optional": true}`; `"$optional"` may be
-    missing. Wherever a gold argument, or a value inside one, may stand, either form may stand.
-
-    Attributes:
-        values: the accepted values; empty only if `optional`, and then leaving it out is the only right answer.
-        optional: leaving it out is right too.
-
-    Example:
-        >>> gold = [[{"name": "weather", "arguments": {"unit": Accepted(("C", "celsius"), optional=True)}}]]
-        >>> as_gold(gold).to_json()
-        '[[{"name": "weather", "arguments": {"unit": {"$accepted": ["C", "celsius"], "$optional": true}}}]]'
-    """
-
-    values: tuple[Any, ...]
-    optional: bool = False
 
 
 class GoldCall(NamedTuple):
@@ -57,6 +38,14 @@ class Gold:
     def flat(self) -> tuple[GoldCall, ...]:
         """The calls of all steps."""
         return tuple(call for step in self.steps for call in step)
+
+    @cached_property
+    def wanted(self) -> dict[str, tuple[tuple[WantedMember, ...], ...]]:
+        """The arguments of the calls of each name, ready to be matched; read once for all rollouts of the row."""
+        found: dict[str, list[tuple[WantedMember, ...]]] = {}
+        for call in self.flat:
+            found.setdefault(call.name, []).append(wanted_object(call.arguments))
+        return {name: tuple(calls) for name, calls in found.items()}
 
     def calls(self) -> list[list[dict[str, Any]]]:
         """One right answer as plain calls: the first accepted value of each; what has none is left out."""
@@ -101,37 +90,6 @@ def as_gold(gold: object, row: str | None = None) -> Gold:
         if calls:
             steps.append(tuple(calls))
     return Gold(tuple(steps))
-
-
-def as_value(value: Any) -> Any:
-    """A gold value with the JSON form of `Accepted` read, at any depth."""
-    if isinstance(value, Accepted):
-        if not value.values and not value.optional:
-            raise ValueError("no accepted value")
-        return Accepted(tuple(_present(item) for item in value.values), value.optional)
-    if isinstance(value, Mapping):
-        if "$accepted" in value:
-            return as_value(_from_json(value))
-        return {key: as_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_present(item) for item in value]
-    return value
-
-
-def _present(value: Any) -> Any:
-    """A gold value where nothing can be left out: in a list, or among accepted values."""
-    found = as_value(value)
-    if isinstance(found, Accepted) and not found.values:
-        raise ValueError("no accepted value, and what stands in a list cannot be left out")
-    return found
-
-
-def _from_json(value: Mapping[str, Any]) -> Accepted:
-    values, optional = value["$accepted"], value.get("$optional", False)
-    known = not set(value) - {"$accepted", "$optional"}
-    if not (known and isinstance(values, (list, tuple)) and isinstance(optional, bool)):
-        raise ValueError('expected {"$accepted": [values], "$optional": true or false}')
-    return Accepted(tuple(values), optional)
 
 
 def _list(value: object, where: str, of: str) -> Sequence[object]:

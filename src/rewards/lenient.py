@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewards._lenient import MOST_VALUES, LenientReader, RefusedError, Repair
-from rewards.calls import Status, Think, ToolCall, parse_tool_calls, read_call
+from rewards.calls import MAX_ATTEMPTS, Status, Think, ToolCall, parse_tool_calls, read_call
 from rewards.formats._blocks import Block, failed, tags, walk
 from rewards.formats.chat import parse_message
-from rewards.hermes import MAX_ATTEMPTS
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAGS = tags(_OPEN, closing=_CLOSE)
@@ -68,11 +67,11 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
     repairs: list[Repair] = []
     left = MOST_VALUES
 
-    def read(text: str, tag: "re.Match[str]", number: int) -> Block:
+    def read(text: str, start: int, begin: int, number: int, room: int) -> Block:
         nonlocal left
-        reader = LenientReader(text, tag.end(), _CLOSE, left)
+        reader = LenientReader(text, begin, _CLOSE, left)
         calls, fenced = [], _fence(reader)
-        span = (tag.start(), tag.end())
+        span = (start, begin)
         try:
             while not _ended(reader):
                 calls += _calls(reader.value(), span, number)
@@ -83,14 +82,14 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
             left = max(reader.left, 0)
             repairs.extend(reader.repairs)
             cut: Status = "unclosed" if error.at >= len(text) else "invalid_json"
-            calls = [*calls, failed(cut, str(error), (tag.start(), min(error.at, len(text))), number)]
-            return Block(calls[: MAX_ATTEMPTS + 1], False, max(tag.end(), reader.resume(error)))
+            calls = [*calls, failed(cut, str(error), (start, min(error.at, len(text))), number)]
+            return Block(calls[: MAX_ATTEMPTS + 1], False, max(begin, reader.resume(error)))
         left, closed = reader.left, text.startswith(_CLOSE, reader.at)
         end = reader.at + len(_CLOSE) if closed else reader.at
         if not closed:
             reader.repairs.append(Repair("missing closing tag", reader.at))
-        repairs.extend(([Repair("code fence", tag.end())] if fenced else []) + reader.repairs)
-        calls = [replace(call, span=(tag.start(), end)) for call in calls[: MAX_ATTEMPTS + 1]]
+        repairs.extend(([Repair("code fence", begin)] if fenced else []) + reader.repairs)
+        calls = [replace(call, span=(start, end)) for call in calls[: MAX_ATTEMPTS + 1]]
         return Block(calls, closed, end)
 
     return LenientCalls(walk(text, think, _TAGS, read, _CLOSE).calls, tuple(repairs))

@@ -1,20 +1,21 @@
-"""When a predicted value is as good as the gold one, and which predicted call belongs to which gold call."""
+"""When a predicted value is as good as the gold one: gold is read once, then matched many times."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from rewards.gold import Accepted, as_value
+from rewards.accepted import Accepted, as_value
 
 # JSON's own numbers, so that "007", "1_000" and "٣" stay what they are: names.
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?", re.ASCII)
 # Python refuses to read longer integers, and "1e99999" written out would be one.
 _MOST_DIGITS = 4300
 _NONE: Mapping[str, Any] = {}
-# Types whose equal values match, whatever the schema. NaN is not equal to itself.
+# Types whose equal values match, whatever the schema.
 _PLAIN = frozenset((str, int, float, bool))
+_NULL, _NULL_TEXT = ("null", None), ("text", "null")
 
 Schema = Mapping[str, Any] | bool | None
 _Key = tuple[str, Any]
@@ -49,46 +50,96 @@ def loose_match(predicted: Any, gold: Any, schema: Schema = None) -> bool:
 
     Reference: the indicator of SLCA eq. 26; the paper leaves the details open, these are ours.
     """
-    return _matches(predicted, as_value(gold), schema)
+    return _matches(predicted, _wanted(as_value(gold)), schema)
 
 
-def _same(predicted: Any, gold: Any) -> bool:
-    """True if they are equal scalars of one type, the usual case of a match; False decides nothing."""
-    kind = type(predicted)
-    if kind not in _PLAIN:
-        return False
-    if type(gold) is Accepted:
-        # A loop: a generator costs as much as the rest, and this runs for every argument.
-        for value in gold.values:  # noqa: SIM110
-            if type(value) is kind and value == predicted:
-                return True
-        return False
-    return type(gold) is kind and bool(gold == predicted)
+class Wanted(NamedTuple):
+    """What one gold value accepts.
+
+    Attributes:
+        keys: what the accepted scalars mean.
+        lists: the accepted lists.
+        objects: the accepted objects.
+    """
+
+    keys: frozenset[_Key]
+    lists: tuple[tuple["Wanted", ...], ...]
+    objects: tuple[tuple["WantedMember", ...], ...]
 
 
-def _matches(predicted: Any, gold: Any, schema: Schema) -> bool:
+class WantedMember(NamedTuple):
+    """What gold wants under one key of an object.
+
+    Attributes:
+        key: the key.
+        optional: leaving it out is right too.
+        kind: the type of `values`; None if there are none of one type only.
+        values: accepted scalars, which match whatever the schema; a value that is not among them may match too.
+        wanted: all that is accepted.
+        null: null is accepted, so that leaving the key out may be right.
+    """
+
+    key: str
+    optional: bool
+    kind: type | None
+    values: tuple[Any, ...]
+    wanted: Wanted
+    null: bool
+
+
+def wanted_object(gold: Mapping[str, Any]) -> tuple[WantedMember, ...]:
+    """The arguments of a gold call, or any gold object read by `as_value`, ready to be matched."""
+    return tuple([_wanted_member(key, value) for key, value in gold.items()])
+
+
+def _wanted_member(key: str, gold: Any) -> WantedMember:
+    # NaN is found by identity in a tuple, and equals nothing.
+    plain = tuple([value for value in _alternatives(gold) if type(value) in _PLAIN and value == value])
+    kinds = set(map(type, plain))
+    optional = isinstance(gold, Accepted) and gold.optional
+    null = None in gold.values if isinstance(gold, Accepted) else gold is None
+    return WantedMember(key, optional, kinds.pop() if len(kinds) == 1 else None, plain, _wanted(gold), null)
+
+
+def _wanted(gold: Any) -> Wanted:
+    values = list(_alternatives(gold))
+    return Wanted(
+        keys=frozenset([key for key in map(_key, values) if key is not None]),
+        lists=tuple([tuple(map(_wanted, value)) for value in values if isinstance(value, list)]),
+        objects=tuple([wanted_object(value) for value in values if isinstance(value, dict)]),
+    )
+
+
+def _alternatives(gold: Any) -> Iterator[Any]:
     if isinstance(gold, Accepted):
-        return any(_matches(predicted, value, schema) for value in gold.values)
-    if _same(predicted, gold):
+        for value in gold.values:
+            yield from _alternatives(value)
+    else:
+        yield gold
+
+
+def _matches(predicted: Any, wanted: Wanted, schema: Schema) -> bool:
+    if isinstance(predicted, (list, tuple)):
+        return any(_lists_match(predicted, items, schema) for items in wanted.lists)
+    if isinstance(predicted, Mapping):
+        return any(compare_arguments(predicted, members, schema) is EXACT for members in wanted.objects)
+    key = _key(predicted)
+    if key in wanted.keys:
         return True
-    if isinstance(gold, dict):
-        return isinstance(predicted, Mapping) and _objects_match(predicted, gold, schema)
-    if isinstance(gold, list):
-        return (
-            isinstance(predicted, (list, tuple))
-            and len(predicted) == len(gold)
-            and all(_matches(p, g, _item(schema, i)) for i, (p, g) in enumerate(zip(predicted, gold)))
-        )
-    ours, theirs = _key(predicted), _key(gold)
-    if ours is None or theirs is None:
-        return False
-    return ours == theirs or ({ours, theirs} == {("null", None), ("text", "null")} and _allows_null(schema))
+    other = _NULL_TEXT if key == _NULL else _NULL if key == _NULL_TEXT else None
+    return other in wanted.keys and _allows_null(schema)
+
+
+def _lists_match(predicted: Sequence[Any], wanted: Sequence[Wanted], schema: Schema) -> bool:
+    return len(predicted) == len(wanted) and all(
+        _matches(p, w, _item(schema, i)) for i, (p, w) in enumerate(zip(predicted, wanted))
+    )
 
 
 def _key(value: Any) -> _Key | None:
     """What a scalar means: equal keys, equal values; None equals nothing."""
     if value is None:
-        return "null", None
+        return _NULL
     if isinstance(value, bool):
         return "text", "true" if value else "false"
     if isinstance(value, int):
@@ -109,65 +160,57 @@ def _key(value: Any) -> _Key | None:
     return "number", int(exact) if exact == exact.to_integral_value() else float(exact)
 
 
-def _objects_match(predicted: Mapping[str, Any], gold: Mapping[str, Any], schema: Schema) -> bool:
-    return compare_arguments(predicted, gold, schema).exact
-
-
 class Pair(NamedTuple):
-    """Counts of one predicted object beside one gold object.
+    """One predicted object beside one gold object.
 
     Attributes:
-        expected: gold keys, without those that were left out and may be.
-        shared: expected keys that were given.
-        hits: shared keys whose values match.
-        extra: given keys that gold does not have.
+        key: Jaccard index of the key sets (SLCA eq. 25); both empty = 1.
+        value: share of gold keys whose value matches (SLCA eq. 26); no gold key = 1.
         missed_required: keys that may not be left out and are missing, or do not match.
     """
 
-    expected: int
-    shared: int
-    hits: int
-    extra: int
+    key: float
+    value: float
     missed_required: int
 
     @property
     def exact(self) -> bool:
         """Every expected key was given and matches, and no other was given."""
-        return self.hits == self.shared == self.expected and not self.extra
-
-    @property
-    def key(self) -> float:
-        """Jaccard index of the key sets (SLCA eq. 25); both empty = 1."""
-        union = self.expected + self.extra
-        return self.shared / union if union else 1.0
-
-    @property
-    def value(self) -> float:
-        """Share of gold keys whose value matches (SLCA eq. 26); no gold key = 1."""
-        return self.hits / self.expected if self.expected else 1.0
+        return self.key == self.value == 1.0
 
 
-def compare_arguments(predicted: Mapping[str, Any], gold: Mapping[str, Any], schema: Schema) -> Pair:
-    """Count keys and matching values of two objects."""
-    expected = shared = hits = missed = 0
-    for key, value in gold.items():
-        optional = isinstance(value, Accepted) and value.optional
+EXACT = Pair(1.0, 1.0, 0)
+
+
+def compare_arguments(predicted: Mapping[str, Any], gold: Sequence[WantedMember], schema: Schema) -> Pair:
+    """Compare the keys and the values of two objects."""
+    shared = wrong = missed = left_out = extra = 0
+    for key, optional, kind, values, wanted, null in gold:
         if key in predicted:
+            shared += 1
             given = predicted[key]
-            hit = _same(given, value) or _matches(given, value, _member(schema, key))
-            shared, hits, expected = shared + 1, hits + hit, expected + 1
-            missed += not hit and not optional
-        elif not optional and not (_is_null(value) and _may_be_missing(schema, key)):
-            expected, missed = expected + 1, missed + 1
-    extra = 0
+            # Most right values are right to the letter.
+            if type(given) is kind and given in values:
+                continue
+            if not _matches(given, wanted, _member(schema, key)):
+                wrong += 1
+                missed += not optional
+        elif not optional and not (null and _may_be_missing(schema, key)):
+            left_out += 1
     if len(predicted) > shared:
-        surplus = [key for key in predicted if key not in gold]
-        extra = sum(not (predicted[key] is None and _may_be_missing(schema, key)) for key in surplus)
-    return Pair(expected, shared, hits, extra, missed)
+        extra = _count_extra(predicted, gold, schema)
+    if not (wrong or left_out or extra):
+        return EXACT
+    expected = shared + left_out
+    value = (shared - wrong) / expected if expected else 1.0
+    return Pair(shared / (expected + extra), value, missed + left_out)
 
 
-def _is_null(gold: Any) -> bool:
-    return gold is None or (isinstance(gold, Accepted) and None in gold.values)
+def _count_extra(predicted: Mapping[str, Any], gold: Sequence[WantedMember], schema: Schema) -> int:
+    """Given keys that gold does not have; null for a key that may be missing is none."""
+    known = {member.key for member in gold}
+    surplus = [key for key in predicted if key not in known]
+    return sum([not (predicted[key] is None and _may_be_missing(schema, key)) for key in surplus])
 
 
 def _member(schema: Schema, key: str) -> Schema:
@@ -202,22 +245,3 @@ def _allows_null(schema: Schema) -> bool:
     # A reference is not followed: what it allows is not known here.
     types = schema.get("type", "" if "$ref" in schema or "allOf" in schema else "null")
     return "null" in ([types] if isinstance(types, str) else types)
-
-
-def best_pairs(pairs: Sequence[Sequence[Pair]], score: Callable[[Pair], float]) -> list[tuple[int, int]]:
-    """The one-to-one assignment of rows (gold) to columns (predicted) with the largest total score."""
-    rows, columns = len(pairs), len(pairs[0]) if pairs else 0
-    if not rows or not columns:
-        return []
-    if rows == columns == 1:
-        return [(0, 0)]
-    if columns == 1:
-        return [(max(range(rows), key=lambda i: score(pairs[i][0])), 0)]
-    if rows == 1:
-        return [(0, max(range(columns), key=lambda j: score(pairs[0][j])))]
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError as error:
-        raise ImportError("matching calls one to one needs scipy: pip install credit-routing[rewards]") from error
-    found = linear_sum_assignment([[score(pair) for pair in row] for row in pairs], maximize=True)
-    return [(int(i), int(j)) for i, j in zip(*found)]

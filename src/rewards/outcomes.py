@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from rewards.calls import ParsedCalls
 from rewards.gold import as_gold
-from rewards.matching import best_pairs
-from rewards.process import Tools, all_exact, common_names, first_step, group_by_name, read_turns, valid_blocks
+from rewards.pairing import pair_calls
+from rewards.process import Tools, first_step, read_turns, valid_blocks
 from rewards.schema import as_toolset
 
 
@@ -50,19 +50,14 @@ def reference_rule(
     steps = read_turns(turns, format, toolset)
     expected = as_gold(gold, row)
     made = [step.valid for step in steps]
+    predicted = [call for calls in made for call in calls]
+    if len(predicted) != len(expected.flat) or first_step(made) != first_step(expected.steps):
+        return False
     valid = sum([valid_blocks(step, toolset) for step in steps])
     if not valid == sum([step.num_open for step in steps]) == sum([step.num_close for step in steps]):
         return False
-    predicted = [call for calls in made for call in calls]
-    if not len(predicted) == len(expected.flat) == common_names(predicted, expected.flat):
-        return False
-    if first_step(made) != first_step(expected.steps):
-        return False
-    return all_exact(predicted, expected.flat, toolset) or all(
-        sum(not table[i][j].missed_required for i, j in best_pairs(table, lambda pair: float(not pair.missed_required)))
-        == len(table)
-        for table in group_by_name(predicted, expected.flat, toolset)
-    )
+    pairs = pair_calls(predicted, expected, toolset, lambda pair: float(not pair.missed_required))
+    return len(pairs) == len(predicted) and not sum([pair.missed_required for pair in pairs])
 
 
 def unified_total(tool: float | None, summary: float | None, alpha: float = 1.0) -> float | None:

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rewards.calls import ParsedCalls, ToolCall, parse_tool_calls
+from rewards._frozen import frozen
+from rewards.calls import ParsedCalls, parse_tool_calls
 from rewards.formats.qwen_xml import type_arguments
-from rewards.gold import GoldCall, as_gold
-from rewards.matching import Pair, best_pairs, compare_arguments
+from rewards.gold import as_gold
+from rewards.matching import Pair
+from rewards.pairing import pair_calls
 from rewards.schema import ToolSet, as_toolset
 
 Tools = Iterable[Mapping[str, Any]] | ToolSet
@@ -39,6 +41,11 @@ class ProcessWeights:
         total = math.fsum(getattr(self, part.name) for part in fields(self))
         if not abs(total - 1.0) <= _ROUNDING:
             raise ValueError(f"ProcessWeights: the weights must sum to 1, got {total:.12g}")
+
+    def of_pair(self, pair: Pair) -> float:
+        """What pairing adds up: key and value weighted, ties told apart by value, so that order changes nothing."""
+        key, value = (self.key, self.value) if self.key + self.value else (1.0, 1.0)
+        return key * pair.key + (value + _ROUNDING) * pair.value
 
 
 @dataclass(frozen=True)
@@ -119,17 +126,23 @@ def process_score(
     steps = read_turns(turns, format, toolset)
     expected = as_gold(gold, row)
     made = [step.valid for step in steps]
-    predicted = [call for calls in made for call in calls]
-    common = common_names(predicted, expected.flat)
+    predicted = made[0] if len(made) == 1 else [call for calls in made for call in calls]
+    pairs = pair_calls(predicted, expected, toolset, weights.of_pair)
+    made_and_wanted = len(predicted) + len(expected.flat)
     form = _format(steps, toolset, bool(expected.steps))
-    name = 2 * common / (len(predicted) + len(expected.flat)) if predicted or expected.flat else 1.0
-    key, value = _arguments(predicted, expected.flat, toolset, weights)
-    parallel = float(first_step(made) == first_step(expected.steps))
+    name = 2 * len(pairs) / made_and_wanted if made_and_wanted else 1.0
+    key, value = _arguments(pairs, len(predicted), len(expected.flat))
+    parallel = 1.0 if first_step(made) == first_step(expected.steps) else 0.0
     w = weights
     total = math.fsum((w.format * form, w.name * name, w.key * key, w.value * value, w.parallel * parallel))
-    tool_turns = sum([bool(step.calls) for step in steps])
-    success, redundant = total >= 0.9 - _ROUNDING, len(predicted) - common
-    return ProcessScore(form, name, key, value, parallel, total, success, redundant, tool_turns)
+    return frozen(
+        ProcessScore,
+        {
+            "format": form, "name": name, "key": key, "value": value, "parallel": parallel, "total": total,
+            "success": total >= 0.9 - _ROUNDING, "redundant_calls": len(predicted) - len(pairs),
+            "tool_turns": sum([1 for step in steps if step.calls]),
+        },
+    )  # fmt: skip
 
 
 def read_turns(
@@ -140,52 +153,31 @@ def read_turns(
         raise TypeError("turns: expected a sequence of assistant texts, got one text")
     steps = []
     for index, turn in enumerate(turns):
-        if not isinstance(turn, (str, ParsedCalls)):
+        if isinstance(turn, str):
+            turn = parse_tool_calls(turn, format)
+        elif not isinstance(turn, ParsedCalls):
             raise TypeError(f"turns[{index}]: expected a text or ParsedCalls, got {type(turn).__name__}")
-        steps.append(type_arguments(parse_tool_calls(turn, format) if isinstance(turn, str) else turn, tools))
+        steps.append(type_arguments(turn, tools))
     return steps
 
 
 def valid_blocks(step: ParsedCalls, tools: ToolSet | None) -> int:
     """Number of blocks all of whose calls parse and fit their schemas."""
+    if tools is not None and len(step.calls) == 1:
+        return int(tools.is_valid(step.calls[0]))
     blocks: dict[int, bool] = {}
     for call in step.calls:
         valid = call.status == "ok" if tools is None else tools.is_valid(call)
-        blocks[call.block] = blocks.get(call.block, True) and valid
+        blocks[call.block] = valid and blocks.get(call.block, True)
     return sum(blocks.values())
 
 
 def first_step(steps: Sequence[Sequence[object]]) -> int:
     """Number of calls in the first step that has any."""
-    return next((len(calls) for calls in steps if calls), 0)
-
-
-def group_by_name(
-    predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None
-) -> list[list[list[Pair]]]:
-    """For each gold name, the table of comparisons: one row a gold call, one column a predicted call."""
-    by_name: dict[str, tuple[list[GoldCall], list[ToolCall]]] = {call.name: ([], []) for call in gold}
-    for wanted in gold:
-        by_name[wanted.name][0].append(wanted)
-    for call in predicted:
-        if call.name in by_name:
-            by_name[call.name][1].append(call)
-    schemas = {name: None if tools is None else tools.parameters(name) for name in by_name}
-    return [
-        [[compare_arguments(p.arguments, g.arguments, schemas[name]) for p in ours] for g in theirs]
-        for name, (theirs, ours) in by_name.items()
-    ]
-
-
-def all_exact(predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None) -> bool:
-    """Whether each call is the gold call at its place: no pairing is better, so a good rollout needs no tables."""
-    if len(predicted) != len(gold):
-        return False
-    for call, wanted in zip(predicted, gold):
-        schema = None if tools is None else tools.parameters(wanted.name)
-        if call.name != wanted.name or not compare_arguments(call.arguments, wanted.arguments, schema).exact:
-            return False
-    return True
+    for calls in steps:
+        if calls:
+            return len(calls)
+    return 0
 
 
 def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: bool) -> float:
@@ -197,31 +189,11 @@ def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: 
     return valid / max(opened, closed)
 
 
-def common_names(predicted: Sequence[ToolCall], gold: Sequence[GoldCall]) -> int:
-    """Size of the intersection of the two multisets of names."""
-    wanted: dict[str, int] = {}
-    for goal in gold:
-        wanted[goal.name] = wanted.get(goal.name, 0) + 1
-    both = 0
-    for call in predicted:
-        if wanted.get(call.name):
-            wanted[call.name] -= 1
-            both += 1
-    return both
-
-
-def _arguments(
-    predicted: Sequence[ToolCall], gold: Sequence[GoldCall], tools: ToolSet | None, weights: ProcessWeights
-) -> tuple[float, float]:
+def _arguments(pairs: Sequence[Pair], predicted: int, gold: int) -> tuple[float, float]:
     """The key and the value score."""
     if not gold:
         return (0.0, 0.0) if predicted else (1.0, 1.0)
-    if all_exact(predicted, gold, tools):
-        return 1.0, 1.0
-    # Pairs that tie on the weighted score are told apart by their values, so the order of calls changes nothing.
-    w_key, w_value = (weights.key, weights.value) if weights.key + weights.value else (1.0, 1.0)
     key = value = 0.0
-    for table in group_by_name(predicted, gold, tools):
-        for i, j in best_pairs(table, lambda pair: w_key * pair.key + (w_value + 1e-9) * pair.value):
-            key, value = key + table[i][j].key, value + table[i][j].value
-    return key / len(gold), value / len(gold)
+    for pair in pairs:
+        key, value = key + pair.key, value + pair.value
+    return key / gold, value / gold

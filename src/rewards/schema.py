@@ -68,6 +68,7 @@ class ToolSet(Sequence[Mapping[str, Any]]):
             self._functions[name] = function
             self._parameters[name] = function.get("parameters")
             self._validators[name] = _validator(name, function.get("parameters"))
+        self._checks = {name: validator.is_valid for name, validator in self._validators.items()}
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -85,11 +86,11 @@ class ToolSet(Sequence[Mapping[str, Any]]):
 
     def is_valid(self, call: ToolCall) -> bool:
         """`not self.validate(call)`, without the words."""
-        validator = self._validators.get(call.name)
-        if call.status != "ok" or validator is None or depth_exceeds(call.arguments):
+        check = self._checks.get(call.name)
+        if check is None or call.status != "ok" or not (call._bounded or not depth_exceeds(call.arguments)):
             return False
         try:
-            return bool(validator.is_valid(call.arguments))
+            return bool(check(call.arguments))
         except ValueError:  # half of a surrogate pair, or a value that JSON does not have
             return False
 

@@ -127,6 +127,23 @@ def check_strict_json() -> None:
     assert len({c.block for c in trailing.calls}) == 1
 
 
+def check_colons() -> None:
+    """Keys are told apart by counting colons: those in strings, and in every kind of place, must not mislead."""
+    for arguments in (
+        '{"a": "10:30"}', '{"a": "b : c"}', '{"a" : 1}', '{"a"\n:1, "b"\t: 2}', '{"a": "\\":"}', "{}",
+        '{"a:": {"b": [{"c": 1}]}}', '{"a": [[{}, {"b": 1}], {"b": 1}]}', '{"a": {"b": 1}, "b": {"a": 1}}',
+        '{"a": "é", "b": "\\u00e9"}',
+    ):  # fmt: skip
+        found = one(f'{OPEN}{{"name": "f", "arguments": {arguments}}}{CLOSE}')
+        assert (found.status, found.arguments) == ("ok", json.loads(arguments)), arguments
+    for arguments in (
+        '{"a": [{"b": 1, "b": 1}]}', '{"a": {"b": 1, "b": ":"}}', '{"a": ":", "a": 1}', '{"a" : 1, "a": 2}',
+        '{"a": 1, "\\u0061": 2}', '{"a": [[{"b": {}, "b" :{}}]]}', '{"a": "\ud800"}', '{"\udfff": 1}',
+    ):  # fmt: skip
+        found = one(f'{OPEN}{{"name": "f", "arguments": {arguments}}}{CLOSE}')
+        assert found.status == "invalid_json", arguments
+
+
 def check_broken_calls() -> None:
     """What is JSON and no call says why."""
     for text, status in (
@@ -354,6 +371,7 @@ def check_reference_rule() -> None:
         [block(call("add", a=1, b=2), call("add", a="2")), last],
         [block(call("add", a=1, b=2), call("add", a=1, b=2)), last],
         [block(call("sub", a=1, b=2), call("add", a=2)), last],
+        [block(call("maps.look", q="x"), call("add", a=2)), last],
         ["Hello."],
     ):
         assert not reference_rule(wrong, gold, TOOLS), wrong

@@ -22,7 +22,7 @@ from rewards import (
     reference_rule,
     type_arguments,
 )
-from rewards.hermes import MAX_ATTEMPTS
+from rewards.calls import MAX_ATTEMPTS
 from tests.rewards.format_checks import CHECKS, FORMATS, write
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards import answer_calls, loose_match, parse_tool_calls, process_score, reference_rule, validate_call
-from rewards.hermes import MAX_ATTEMPTS
+from rewards.calls import MAX_ATTEMPTS
 from tests.rewards.checks import CLOSE, OPEN, TOOLS, block, call
 
 SIZE = 1_000_000

@@ -87,7 +87,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "text",
         trl.test_conversations,
     ),
-    "right keys are enough": ("baselines:_correct", "pair.hits", "pair.shared", checks.check_action),
+    "right keys are enough": ("baselines:_correct", "pair.value == 1.0", "pair.key > 0", checks.check_action),
     "pairs by nothing": ("baselines:action_score", "float(_correct(pair))", "0.0", checks.check_action),
     "repeats only in a row": (
         "baselines:planner_score",

@@ -6,9 +6,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards import Accepted, ToolSet, as_gold, loose_match, process_score, reference_rule
+from rewards import Accepted, ToolSet, as_gold, loose_match, parse_tool_calls, process_score, reference_rule
+from rewards.calls import ToolCall
+from rewards.formats.hermes import parse_hermes, read_well_formed
+from rewards.matching import compare_arguments
+from rewards.pairing import _solved, best_pairs
+from rewards.process import ProcessWeights
 from tests.rewards import reference
 from tests.rewards.checks import block
+from tests.rewards.mutants import mutated
 
 _values = st.integers(0, 2) | st.sampled_from(["x", "X", "y", 1.0, True, [1], ["x", 2]])
 _calls = st.fixed_dictionaries(
@@ -98,3 +104,55 @@ def test_loose_match_is_an_equivalence(a: Any, b: Any, c: Any) -> None:
 @given(_trees, st.lists(_trees, min_size=1, max_size=3))
 def test_accepted_is_any(predicted: Any, values: list[Any]) -> None:
     assert loose_match(predicted, Accepted(tuple(values))) == any(loose_match(predicted, value) for value in values)
+
+
+_few = st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=3), min_size=1, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_few, _few, st.sampled_from([(0.15, 0.2), (0.0, 0.35), (0.35, 0.0)]))
+def test_the_bound_finds_what_the_solver_finds(made: list[Any], gold: list[Any], parts: tuple[float, float]) -> None:
+    weights = ProcessWeights(key=parts[0], value=parts[1])
+    wanted = as_gold([[{"name": "f", "arguments": arguments} for arguments in gold]]).wanted["f"]
+    table = [[compare_arguments(arguments, one, None) for arguments in made] for one in wanted]
+    solved = [table[i][j] for i, j in _solved([[weights.of_pair(pair) for pair in row] for row in table])]
+    found = best_pairs([ToolCall("f", arguments) for arguments in made], wanted, None, weights.of_pair)
+    assert len(found) == len(solved) == min(len(made), len(gold))
+    assert abs(sum(map(weights.of_pair, found)) - sum(map(weights.of_pair, solved))) < 1e-9
+    if all(parts):
+        assert abs(sum(pair.key for pair in found) - sum(pair.key for pair in solved)) < 1e-9
+        assert abs(sum(pair.value for pair in found) - sum(pair.value for pair in solved)) < 1e-9
+
+
+_pieces = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "<think>", "</think>", "\n", "so: ", "a < b", '{"name": "f"}', "[]", "é",
+        "\ud800",
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": "b: </tool_call>", "c":{"a" : [1]}}}</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud83d\\ude00 \\u00e9"}, "more": 1}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1, "a": 2}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "parameters": {}}\n</tool_call>',
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_pieces, max_size=6).map("".join), st.sampled_from(["reasoning", "text"]))
+def test_well_formed_texts_are_read_as_all_others(text: str, think: Any) -> None:
+    quick = read_well_formed(text, think)
+    with mutated("formats.hermes:parse_hermes", "if found is None", "if True"):
+        slow = parse_hermes(text, think)
+    assert parse_tool_calls(text, think=think) == slow
+    if quick is not None:
+        assert quick == slow
+        assert quick.valid == slow.valid
+        for one, other in zip(quick.calls, slow.calls):
+            assert (one.name_span, one.key_spans) == (other.name_span, other.key_spans)
+
+
+def test_what_models_are_trained_to_write_is_well_formed() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"at": "10:30", "of": [{"b": 1}]}}\n</tool_call>'
+    for text in ("", "No call.", call, f"{call}\n{call}", f"<think>\nhm <b>\n</think>\n\nSo: {call}\n{call}"):
+        assert read_well_formed(text, "reasoning") is not None, text

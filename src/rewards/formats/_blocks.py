@@ -4,23 +4,29 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rewards._json import Decoded, decode_at, elements, skip_space
-from rewards.calls import ParsedCalls, Span, Status, Think, ToolCall, read_call
-from rewards.hermes import MAX_ATTEMPTS
+from rewards._json import Decoded, decode_at, skip_space
+from rewards._places import elements
+from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Span, Status, Think, ToolCall, read_call
 
 TOO_MANY = f"more than {MAX_ATTEMPTS} attempts in one text; the rest is not read"
 _ENDS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 
 
 class Block(NamedTuple):
-    """What one opening tag began: its attempts, whether it was closed, and where the walk goes on."""
+    """What one opening tag began: its attempts, whether it was closed, and where the walk goes on.
+
+    A reader that does not look for the closing tag gives `attempts` in their place: called with the position and
+    kind (closing or not) of the tag that comes next, it makes them.
+    """
 
     calls: list[ToolCall]
     closed: bool
     end: int
+    attempts: Callable[[int, bool], list[ToolCall]] | None = None
 
 
-Read = Callable[[str, "re.Match[str]", int], Block]
+# From the text, the start and the end of the opening tag, the number of the block and how many attempts may follow.
+Read = Callable[[str, int, int, int, int], Block]
 
 
 def tags(*opening: str, closing: str = "") -> "re.Pattern[str]":
@@ -30,10 +36,11 @@ def tags(*opening: str, closing: str = "") -> "re.Pattern[str]":
 
 
 def walk(text: str, think: Think, pattern: "re.Pattern[str]", read: Read, closing: str = "") -> ParsedCalls:
-    """Read block after block. `read` takes the text, the opening tag and the number of the block."""
+    """Read block after block, reasoning left out."""
     calls: list[ToolCall] = []
     num_open = num_close = at = 0
     thought = False
+    left: Block | None = None
     while tag := pattern.search(text, at):
         at, kind = tag.end(), tag.group()
         if kind in _ENDS:
@@ -44,19 +51,27 @@ def walk(text: str, think: Think, pattern: "re.Pattern[str]", read: Read, closin
         elif kind in _ENDS.values():
             if think == "reasoning" and not thought:
                 # The prompt opened the think block: what came before its end was reasoning.
-                calls, num_open, num_close, thought = [], 0, 0, True
+                calls, num_open, num_close, left, thought = [], 0, 0, None, True
         elif kind == closing:
             num_close += 1
+            calls += _ended(left, at, True)
+            left = None
         else:
+            calls += _ended(left, tag.start(), False)
+            left = None
             num_open += 1
             # Beyond the bound only tags are counted, so that no later block is valid.
             if len(calls) <= MAX_ATTEMPTS:
-                block = read(text, tag, num_open - 1)
-                num_close, at = num_close + block.closed, block.end
-                calls += block.calls
+                left = read(text, tag.start(), at, num_open - 1, MAX_ATTEMPTS - len(calls))
+                num_close, at = num_close + left.closed, left.end
+                calls += left.calls
                 if len(calls) > MAX_ATTEMPTS:
                     calls[MAX_ATTEMPTS:] = [failed("invalid_syntax", TOO_MANY, (tag.start(), at), num_open - 1)]
-    return ParsedCalls(tuple(calls), num_open, num_close)
+    return ParsedCalls(tuple(calls + _ended(left, len(text), False)), num_open, num_close)
+
+
+def _ended(block: Block | None, end: int, closed: bool) -> list[ToolCall]:
+    return block.attempts(end, closed) if block and block.attempts else []
 
 
 def after_reasoning(text: str, think: Think, begins: "re.Pattern[str]") -> int:

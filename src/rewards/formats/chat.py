@@ -5,10 +5,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewards._json import decode_at, depth_exceeds, elements, members, skip_space
-from rewards.calls import ParsedCalls, Status, Think, ToolCall, parse_tool_calls, read_call, register_format
+from rewards._json import decode_at, depth_exceeds, skip_space
+from rewards._places import elements, members
+from rewards.calls import (
+    MAX_ATTEMPTS,
+    ParsedCalls,
+    Status,
+    Think,
+    ToolCall,
+    parse_tool_calls,
+    read_call,
+    register_format,
+)
 from rewards.formats._blocks import TOO_MANY, after_reasoning, failed
-from rewards.hermes import MAX_ATTEMPTS
 
 _BEGINS = re.compile(r"\s*(?:\{|\[\s*[{\]])")
 # What makes a broken text an attempt at a call rather than a broken answer.

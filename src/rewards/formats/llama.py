@@ -3,9 +3,8 @@
 import re
 
 from rewards._json import decode_at, skip_space
-from rewards.calls import ParsedCalls, Think, ToolCall, register_format
+from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Think, ToolCall, register_format
 from rewards.formats._blocks import TOO_MANY, after_reasoning, calls_of, decode_to, failed, next_tag
-from rewards.hermes import MAX_ATTEMPTS
 
 _TAG = "<|python_tag|>"
 _TAGS = re.compile(re.escape(_TAG))

@@ -2,7 +2,8 @@
 
 import re
 
-from rewards._json import Decoded, members, skip_space
+from rewards._json import Decoded, skip_space
+from rewards._places import members
 from rewards.calls import ParsedCalls, Places, Think, ToolCall, read_call, register_format
 from rewards.formats._blocks import Block, calls_of, decode_to, failed, tags, walk
 
@@ -33,16 +34,16 @@ def parse_mistral(text: str, think: Think = "reasoning") -> ParsedCalls:
     return walk(text, think, _TAGS, _block)
 
 
-def _block(text: str, tag: "re.Match[str]", number: int) -> Block:
-    at = skip_space(text, tag.end())
+def _block(text: str, start: int, at: int, number: int, room: int) -> Block:
+    at = skip_space(text, at)
     if text[at : at + 1] in ("[", "{"):
         found = decode_to(text, at, _TAGS)
-        return Block(calls_of(text, found, (tag.start(), found.end), number), found.whole, _resume(found))
+        return Block(calls_of(text, found, (start, found.end), number), found.whole, _resume(found))
     head = _HEAD.match(text, at)
     if head is None:
-        return Block([failed("missing_name", "no name after the tag", (tag.start(), at), number)], False, at)
+        return Block([failed("missing_name", "no name after the tag", (start, at), number)], False, at)
     found = decode_to(text, skip_space(text, head.end()), _TAGS)
-    span = (tag.start(), found.end)
+    span = (start, found.end)
     if found.reason is not None:
         return Block(calls_of(text, found, span, number), found.whole, _resume(found))
     name, arguments, status, reason, notes = read_call({"name": head[1], "arguments": found.value})

@@ -5,9 +5,8 @@ import re
 from typing import Any
 
 from rewards._json import MAX_DEPTH
-from rewards.calls import ParsedCalls, Places, Span, Status, Think, ToolCall, register_format
+from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Places, Span, Status, Think, ToolCall, register_format
 from rewards.formats._blocks import after_reasoning, failed
-from rewards.hermes import MAX_ATTEMPTS
 
 _NAME = r"[^\W\d][\w.\-/]{0,255}(?: [\w.\-/]{1,64}){0,8}"
 _BEGINS = re.compile(rf"\s*(?:<\|python_(?:start|tag)\|>\s*)?(?=\[\s*{_NAME}\()")

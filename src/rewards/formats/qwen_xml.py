@@ -1,7 +1,7 @@
 """Qwen3-Coder's format: XML-like tags around a function's name and each of its parameters, values as text."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,14 +45,13 @@ def parse_qwen3_coder(text: str, think: Think = "reasoning") -> ParsedCalls:
     """
     last = text.rfind(_VALUE_END)
 
-    def read(text: str, tag: "re.Match[str]", number: int) -> Block:
+    def read(text: str, start: int, at: int, number: int, room: int) -> Block:
         calls: list[ToolCall] = []
-        at = tag.end()
         while not calls or calls[-1].status in ("ok", "invalid_arguments"):
             if calls and (end := _BLOCK_END.match(text, at)):
-                calls = [replace(call, span=(tag.start(), end.end())) for call in calls]
+                calls = [replace(call, span=(start, end.end())) for call in calls]
                 return Block(calls, True, end.end())
-            call, at = _function(text, at, last, tag.start(), number)
+            call, at = _function(text, at, last, start, number)
             calls.append(call)
         # Nothing of a broken block is a call; the tag that follows is read anew.
         calls = [replace(call, status=calls[-1].status, reason=calls[-1].reason) for call in calls]
@@ -129,10 +128,18 @@ def type_arguments(parsed: ParsedCalls, tools: Iterable[Mapping[str, Any]] | Too
 
     Reference: ours.
     """
-    if not any("untyped" in call.notes for call in parsed.calls):
+    if not _untyped(parsed.calls):
         return parsed
     toolset = None if tools is None else as_toolset(tools)
     return replace(parsed, calls=tuple(_typed(call, toolset) for call in parsed.calls))
+
+
+def _untyped(calls: Sequence[ToolCall]) -> bool:
+    # A loop: every score of every format asks, and a generator costs more than the answer.
+    for call in calls:  # noqa: SIM110
+        if call.notes and "untyped" in call.notes:
+            return True
+    return False
 
 
 def _typed(call: ToolCall, tools: ToolSet | None) -> ToolCall:

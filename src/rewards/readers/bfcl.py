@@ -5,7 +5,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rewards.gold import Accepted, Gold, GoldCall, GoldError, as_gold
+from rewards.accepted import Accepted
+from rewards.gold import Gold, GoldCall, GoldError, as_gold
 from rewards.readers._fields import widened
 from rewards.rows import MalformedRowError, Report, RowError, read_lines, warn_of_row
 from rewards.schema import ToolSchemaError, ToolSet

@@ -1,0 +1,63 @@
+"""Where the parts of a valid JSON text stand: members of an object, elements of a list, characters of a string."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from rewards._json import skip_space
+
+_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
+
+
+def members(text: str, start: int) -> Iterator[tuple[str, int, int, int, int]]:
+    """Members of the valid object at `start`: key, the key's span between its quotes, its value's [start, end)."""
+    depth, key, key_span, value_start = 0, "", (0, 0), -1
+    for mark in _MARKS.finditer(text, start):
+        sign = mark.group()[0]
+        if depth == 1 and value_start < 0 and sign == '"':
+            key, key_span = json.loads(mark.group(), strict=False), (mark.start() + 1, mark.end() - 1)
+        elif depth == 1 and value_start < 0 and sign == ":":
+            value_start = skip_space(text, mark.end())
+        elif depth == 1 and value_start >= 0 and sign in ",}":
+            yield key, *key_span, value_start, len(text[value_start : mark.start()].rstrip()) + value_start
+            value_start = -1
+        if sign in "{[":
+            depth += 1
+        elif sign in "}]":
+            depth -= 1
+            if depth == 0:
+                return
+
+
+def elements(text: str, start: int) -> Iterator[int]:
+    """Where each element of the valid list at `start` begins."""
+    depth = 0
+    for mark in _MARKS.finditer(text, start):
+        sign = mark.group()[0]
+        if sign in "{[":
+            depth += 1
+        elif sign in "}]":
+            depth -= 1
+            if depth == 0:
+                return
+        if (depth == 1 and sign in "[,") and text[(begin := skip_space(text, mark.end()))] != "]":
+            yield begin
+
+
+def string_offsets(text: str, start: int, end: int) -> list[int]:
+    """For a JSON string whose characters between the quotes are [start, end): where each decoded one begins.
+
+    One more entry closes the list, so that characters [i, j) of the decoded string lie in [o[i], o[j]).
+    """
+    offsets, at = [], start
+    while at < end:
+        offsets.append(at)
+        if text[at] != "\\":
+            at += 1
+        elif text[at + 1] != "u":
+            at += 2
+        else:
+            # Two escapes of a surrogate pair are one character.
+            pair = text[at + 2 : at + 4].lower() in ("d8", "d9", "da", "db") and text[at + 6 : at + 8] == "\\u"
+            at += 12 if pair else 6
+    return [*offsets, end]
