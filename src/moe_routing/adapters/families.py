@@ -71,7 +71,7 @@ class RouterFamily:
         routers: names of the recorded classes to take, where a router is recorded under two classes.
         random: whether the router draws random numbers in training, so that it cannot be run twice.
         narrow: whether its experts fail on routing weights wider than the hidden states.
-        limits: where the control of the family ends in an error.
+        limits: where the control of the family ends in an error, or adds nothing.
         refused: why the family cannot be controlled; empty when it can.
     """
 
@@ -138,7 +138,7 @@ FAMILIES: dict[str, RouterFamily] = {
         "scoring_func",
         limits="only with `scoring_func` softmax or sigmoid; the default, sqrtsoftplus, is refused",
     ),
-    "gpt_oss": RouterFamily("softmax over the top-k", limits="not with fused mxfp4 experts, which bypass the router"),
+    "gpt_oss": RouterFamily("softmax over the top-k", limits="not with fused mxfp4 experts, which cannot be trained"),
     "llama4": RouterFamily("sigmoid of the top-k", "sigmoid", highest_logits, narrow=True),
     "jetmoe": RouterFamily(
         "softmax over the top-k; attention experts too", selected=highest_logits, routers=("JetMoeTopKGating",)
@@ -152,7 +152,10 @@ FAMILIES: dict[str, RouterFamily] = {
         limits="not with `second_expert_policy` sampling",
     ),
     "phimoe": RouterFamily(
-        "softmax over the top-k, with a backward pass of its own (sparsemixer)", "softmax", random=True
+        "softmax over the top-k, with a backward pass of its own (sparsemixer)",
+        random=True,
+        limits="only tokens whose best experts lie within `router_jitter_noise`: no gradient reaches the logits of "
+        "the others, so ρ is 0",
     ),
     "gemma4": RouterFamily("softmax; probabilities are recorded", source="proj"),
     "diffusion_gemma": RouterFamily("softmax; probabilities are recorded", source="proj"),

@@ -113,6 +113,11 @@ def _site(
     if family.attach:
         module, name, index = module.get_submodule(family.attach), f"{name}.{family.attach}".lstrip("."), 0
     parent = model.get_submodule(name.rpartition(".")[0]) if name else module
+    if type(parent).__name__.startswith("Mxfp4"):
+        raise NotImplementedError(
+            f"RoutingControl cannot steer {type(owner).__name__} with fused mxfp4 experts, which compute the logits "
+            "without the router and have no backward pass; load it with Mxfp4Config(dequantize=True)"
+        )
     source = module.get_submodule(family.source) if family.source else None
     activation = family.activation_of(module, config)
     return RouterSite(name, module, parent, known, family, activation, index, source)

@@ -196,10 +196,14 @@ class RoutingControl:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Share of the injected mass that survived rounding since the last call, and the gate's state."""
+        """The gate's state, and of what was injected since the last call the share that survived rounding.
+
+        Nothing injected, no share: 0 would read as if all of it had been lost.
+        """
         gate = {} if self.gate is None else self.gate.metrics()
         parts = [SumCount(part.total.cpu(), part.count.cpu()) for part in self._survived.values()]
-        survived = {"survived": float(sum(parts[1:], parts[0]).compute())} if parts else {}
+        whole = sum(parts[1:], parts[0]) if parts else None
+        survived = {"survived": float(whole.compute())} if whole is not None and whole.count > 0 else {}
         self._survived.clear()
         return {f"routing/{key}": value for key, value in (gate | survived).items()}
 

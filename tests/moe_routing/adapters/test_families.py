@@ -27,6 +27,42 @@ def test_refused_families_say_why(family):
         RoutingControl(tiny_model(family))
 
 
+def test_phimoe_is_steered_where_experts_nearly_tie():
+    """Where none comes near the best, its mixture is of one expert, whose weight is 1 whatever the logits are."""
+    for noise, acts in ((0.0, False), (0.5, True)):
+        model = tiny_model("phimoe")
+        for module in model.modules():
+            if hasattr(module, "router_jitter_noise"):
+                module.router_jitter_noise = noise
+        base = steering.plain(model)
+        with RoutingControl(model, **steering.STRONG | {"rho": True}) as control:
+            got = steering.steered(model, control, steering.record(control, model))
+            assert ("routing/survived" in control.metrics()) == acts
+        assert steering.equal(got, base) != acts
+
+
+def test_experts_in_mxfp4_are_refused():
+    model = tiny_model("gpt_oss")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    for layer in model.layers:
+        layer.mlp = mxfp4.Mxfp4GptOssMLP(layer.mlp.router, layer.mlp.experts)
+    with pytest.raises(NotImplementedError, match=r"GptOss\w+ with fused mxfp4 experts.*dequantize=True"):
+        RoutingControl(model)
+
+
+def test_a_forward_that_goes_past_its_routers_is_an_error():
+    """As fused kernels do that compute the logits from the router's weight."""
+    model = tiny_model("qwen3_moe")
+    with RoutingControl(model) as control:
+        tables = steering.record(control, model)
+        for layer in model.layers:
+            layer.mlp.forward = lambda hidden, gate=layer.mlp.gate: hidden @ gate.weight.T @ gate.weight
+        with pytest.raises(RuntimeError, match="no router of Qwen3MoeModel ran inside bind"):
+            steering.steered(model, control, tables)
+        with pytest.raises(RuntimeError, match="did not run inside record"):
+            steering.record(control, model)
+
+
 # What the families below record or return, read off their source: an account that does not go through the adapter.
 RECORDS_PROBABILITIES = {"gemma4", "diffusion_gemma"}
 # Weights that are no function of each score alone, so that the activation cannot be measured.
