@@ -19,12 +19,15 @@ from moe_routing.adapters.phases import Binding, Recording
 from moe_routing.adapters.ranks import batch_groups
 from moe_routing.adapters.routers import RouterSite
 from moe_routing.adapters.tables import Normalizer, RoutingRecord, RoutingTables
+from moe_routing.backend import kernel_choice
 from moe_routing.fields import check_ids
 from moe_routing.gate import EntropyGate
 from moe_routing.hooks import RouterInjection
 from moe_routing.objectives import Target, check_target
 from moe_routing.sums import SumCount
 from moe_routing.turns import MIN_TURNS, Reduction, check_reduction
+
+IMPLEMENTATIONS = {"torch": "PyTorch", "triton": "Triton"}
 
 
 class RoutingControl:
@@ -218,7 +221,8 @@ class RoutingControl:
         self.detach()
 
     def __repr__(self) -> str:
-        return f"RoutingControl({self._attachment}, router_gradient in PyTorch)"
+        device = next(self.routers[0].module.parameters()).device
+        return f"RoutingControl({self._attachment}, router_gradient in {IMPLEMENTATIONS[kernel_choice(device)]})"
 
     def _count_survival(self, part: SumCount) -> None:
         # Added up where they are: to read them would make every router of every backward wait for its device.

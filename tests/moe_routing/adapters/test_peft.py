@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moe_routing.adapters.replay import RoutingReplay, record_selection
 from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing.adapters import steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
@@ -56,6 +57,26 @@ def test_reach_router_moves_the_adapters_of_the_router_only(way):
         got = steering.steered(model, control, steering.record(control, model))
     for name, found in got.items():
         assert torch.equal(found, base[name]) == ("gate" not in name), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_replay_goes_through_an_adapter(way):
+    model = adapted("qwen3_moe", way)
+    base = steering.plain(model)
+    with torch.no_grad(), record_selection(model) as trace:
+        steering.forward(model, steering.tokens())
+    with RoutingReplay(model, trace.selected):
+        assert steering.equal(steering.plain(model), base)
+    other = (trace.selected + 1) % 8
+    with RoutingReplay(model, other), RoutingControl(model, **steering.STRONG) as control:
+        replayed = steering.plain(model)
+        tables = steering.record(control, model)
+        _, seen = steering.capture(model, control)
+        assert all(torch.equal(output[2], other[:, layer]) for layer, (_, output) in enumerate(seen))
+        got = steering.steered(model, control, tables)
+    for found, before in ((replayed, base), (got, replayed)):
+        trained = {name for name in found if "gate" in name} or set(found)
+        assert steering.relative_error({n: found[n] for n in trained}, {n: before[n] for n in trained}) > 1e-3
 
 
 def test_checkpointing_changes_nothing_under_an_adapter():
