@@ -24,7 +24,7 @@ class Check:
     runs: bool = True  # every field is one run of tokens, so that the reference can go field by field
     still: bool = False  # no token may change
     in_place: bool = False
-    timed: bool = False  # a call of those that are timed later
+    number: int | None = None  # of the autotuner's configuration; None, for calls that are timed later, lets it choose
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ def checks(device: str, sizes: Iterable[int], full: bool) -> Iterator[Check]:
                 yield Check(
                     router.name,
                     lambda r=router, n=tokens, d=dtype: make_call(r, n, d, device, seed=n, holes=True),
-                    timed=True,
                 )
-    yield from _twists(device, 5000 if full else 45)
-    yield from _other_shapes(device, 3001 if full else 21)
+    others = [*_twists(device, 5000 if full else 45), *_other_shapes(device, 3001 if full else 21)]
     if full:
-        yield Check("one field over all tokens", lambda: _one_field(device, 300_001))
+        others.append(Check("one field over all tokens", lambda: _one_field(device, 300_001)))
+    # One configuration each, in turn: one compilation does where it would take several, and all get their checks.
+    yield from (replace(check, number=number) for number, check in enumerate(others))
 
 
 def _other_shapes(device: str, tokens: int) -> Iterator[Check]:

@@ -29,10 +29,7 @@ def kernel_into(call: Call, out: Tensor) -> Tensor:
 
 @contextmanager
 def configuration(number: int | None) -> Iterator[None]:
-    """Hold the autotuner to one of its configurations, counted in a circle; None lets it choose.
-
-    One compilation then does where it would take several, and in the end every configuration has been checked.
-    """
+    """Hold the autotuner to one of its configurations, counted in a circle; None lets it choose."""
     from moe_routing.kernels import kernels
 
     tuners = [] if number is None else [kernels().tuned_norms, kernels().tuned_inject]

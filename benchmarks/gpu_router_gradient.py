@@ -27,6 +27,7 @@ import torch
 from benchmarks.gpu_checks import Check, Outcome, beyond_int32, checks, run_check
 from benchmarks.gpu_figure import draw, write_csv
 from benchmarks.gpu_paths import configuration, eager, kernel, kernel_into
+from benchmarks.gpu_prepare import jobs, prepare
 from benchmarks.gpu_race import Race
 from benchmarks.gpu_report import check_table, report
 from benchmarks.gpu_timing import Budget
@@ -36,7 +37,7 @@ TITLE = "Router-gradient kernel: on a GPU"
 # The ends first, so that a run that is short of time knows them.
 TIMED = {"full": (524288, 8192, 131072, 32768, 2048), "quick": (65536, 8192), "cpu": (24, 8)}
 CHECKED = {"full": (1, 1000, 65537, 524288), "quick": (1000, 65537), "cpu": (1, 37)}
-SHARE_FOR_CHECKS = 0.5
+SHARE_FOR_COMPILING, SHARE_FOR_CHECKS = 0.2, 0.5  # of the time, from the beginning
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     scale = "cpu" if chosen.device == "cpu" else "quick" if chosen.quick else "full"
 
+    if chosen.device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        print(prepare(10 * major + minor, jobs(), seconds=SHARE_FOR_COMPILING * budget.seconds), flush=True)
     outcomes = list(_outcomes(chosen.device, scale, budget))
     table = check_table(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.problem]
@@ -92,18 +96,18 @@ def _outcomes(device: str, scale: str, budget: Budget) -> Iterator[Outcome]:
     """Outcome of every check for which there is time, with memory given back between them."""
     limit = Budget(SHARE_FOR_CHECKS * budget.seconds, budget.began, budget.left_out)
     longest = 0.0
-    for number, check in enumerate(checks(device, CHECKED[scale], full=device == "cuda")):
+    for check in checks(device, CHECKED[scale], full=device == "cuda"):
         if limit.allows(f"check: {check.name}", longest):
             began = time.monotonic()
-            yield _outcome(check, None if check.timed else number)
+            yield _outcome(check)
             longest = max(longest, time.monotonic() - began)
     if scale == "full" and limit.allows("check: beyond 2³¹ elements", 5 + longest):
         yield from _far_rows(device, budget)
 
 
-def _outcome(check: Check, number: int | None) -> Outcome:
+def _outcome(check: Check) -> Outcome:
     try:
-        with configuration(number):
+        with configuration(check.number):
             return run_check(check, kernel_into, eager)
     except Exception as error:  # a launch that fails is an outcome, and the other checks tell where it begins
         return Outcome(check.name, "", float("nan"), 0.0, f"{type(error).__name__}: {str(error).splitlines()[0]}")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_checks, gpu_figure, gpu_paths, gpu_report, gpu_router_gradient, gpu_timing
+from benchmarks import gpu_checks, gpu_figure, gpu_paths, gpu_prepare, gpu_report, gpu_router_gradient, gpu_timing
 from benchmarks.gpu_cases import ROUTERS, Router, make_call, whole_fields
 from benchmarks.gpu_checks import Check, checks, run_check, ugly_rows
 from benchmarks.gpu_figure import Timing
@@ -22,6 +22,7 @@ from benchmarks.gpu_race import Launches, Race
 from benchmarks.gpu_timing import Budget
 from benchmarks.timing import Spread
 from moe_routing import router_gradient
+from moe_routing.kernels import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Router("small", 12, 3, "softmax")
@@ -363,3 +364,38 @@ def test_launches_are_what_the_device_ran(device, monkeypatch):
 
     monkeypatch.setattr("torch.profiler.profile", Profile)
     assert gpu_timing.launches(lambda: None) == ["Memset", "_inject"]
+
+
+def test_every_check_is_compiled_ahead():
+    pytest.importorskip("triton")
+    listed = list(checks("cpu", (40,), full=False))
+    found = gpu_prepare.jobs()
+    assert {place for place, _ in found} == set(range(len(listed)))
+    assert [number for place, number in found if place == 0] == list(range(len(BLOCKS)))
+    assert len({check.number % len(BLOCKS) for check in listed if check.number is not None}) == len(BLOCKS)
+
+
+AHEAD = """
+import sys
+from pathlib import Path
+from benchmarks.gpu_prepare import compile_job, jobs, prepare
+
+if __name__ == "__main__":
+    job, cache = jobs()[-1], Path(sys.argv[1])
+    print(prepare(90, [job], seconds=200))
+    ahead = set(cache.iterdir())
+    compile_job(job, 90)
+    assert ahead and set(cache.iterdir()) == ahead, "compiled twice"
+    assert prepare(90, [(10**6, 0)], seconds=200).endswith("1 failed")
+"""
+
+
+def test_a_launch_finds_what_was_compiled_ahead(tmp_path):
+    pytest.importorskip("triton")
+    script, cache = tmp_path / "ahead.py", tmp_path / "cache"
+    script.write_text(AHEAD, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    done = subprocess.run([sys.executable, script, cache], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 compilations ahead of time" in done.stdout
