@@ -33,7 +33,8 @@ RULE = (
     "‖λ_turn D_turn + λ_token D_token‖ = {share:g} ‖G‖ with λ_token / λ_turn = {ratio:g} as in the paper, where G is "
     "SLCA's gradient of one batch at the weights of all routers, and D_turn and D_token are what the two terms add to "
     "it at λ = 1. The gate is open from 0 to the larger of the paper's {paper:g} nats and {headroom:g} times the "
-    "policy entropy of the warm checkpoint."
+    "policy entropy of the warm checkpoint. The load-balancing loss that TRL adds, weighted by the architecture's own "
+    "coefficient, is in every arm, and not in G."
 )
 
 
@@ -107,7 +108,9 @@ def settle(
     own_tools: bool = False,
     seed: int = 0,
 ) -> Steering:
-    """Coefficients by `RULE`, from one batch of rollouts; no parameter is changed. The omission guard is left out.
+    """Coefficients by `RULE`, from one batch of rollouts; no parameter is changed.
+
+    The trainer's omission guard and load-balancing loss are left out; of the tiny model's `G` the latter is 4 %.
 
     Args:
         model: the checkpoint to steer.

@@ -21,7 +21,7 @@ ROUTING_METRICS = {
     "routing/router_entropy": ("router entropy, nats", "{:.3f}"),
     "routing/policy_entropy": ("policy entropy, nats", "{:.3f}"),
     "routing/gate_open": ("gate open, share of steps", "{:.2f}"),
-    "routing/survived": ("injection that survives rounding", "{:.3f}"),
+    "routing/survived": ("injection that survived", "{:.3f}"),
 }
 
 

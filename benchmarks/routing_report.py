@@ -23,6 +23,7 @@ def settle_routing(model: Any, tokenizer: Any, batch: Batch, console: Any, **set
         return None
     steering = settle(model, tokenizer, batch, **settings)
     console.print(steering_table(steering))
+    console.print(rule(steering))
     return steering
 
 
@@ -153,15 +154,14 @@ def steering_table(steering: Steering) -> Any:
     """The coefficients of routing control and what they follow from, as a rich table."""
     from rich.table import Table
 
-    title = "Routing control, coefficients from one batch of the warm checkpoint, before any race"
-    table = Table(title=title, title_justify="left", caption=rule(steering), caption_justify="left")
+    table = Table(title="Routing control, from one batch of the warm checkpoint, before any race", title_justify="left")
     table.add_column("quantity")
     table.add_column("value", justify="right")
     for name, value in (
-        ("‖G‖, incoming gradient at the router weights", f"{steering.incoming:.3e}"),
+        ("‖G‖, gradient that arrives at the router weights", f"{steering.incoming:.3e}"),
         ("‖D_turn‖, turn term there at λ_turn = 1", f"{steering.turn:.3e}"),
         ("‖D_token‖, token term there at λ_token = 1", f"{steering.token:.3e}"),
-        ("wanted share of the injection", f"{steering.share:g}"),
+        ("wanted norm of the injection, relative to ‖G‖", f"{steering.share:g}"),
         ("hence λ_turn", f"{steering.lambda_turn:.3e}"),
         ("hence λ_token", f"{steering.lambda_token:.3e}"),
         ("policy entropy, nats", f"{steering.entropy:.3f}"),
