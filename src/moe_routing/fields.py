@@ -111,7 +111,7 @@ def check_ids(name: str, ids: Int[Tensor, "..."], bound: int, like: str) -> None
     """
     if torch.compiler.is_compiling() or ids.numel() == 0:
         return
-    highest = int(ids.max())
+    highest = int(ids.amax())
     if highest >= bound:
         raise ValueError(f"{name} of shape {tuple(ids.shape)} holds id {highest}, but {like} has room for {bound}")
 

@@ -13,14 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from moe_routing.injection import (
-    add_injection,
-    check_router_gradient,
-    injection_survival,
-    router_injection,
-)
+from moe_routing.backend import use_kernel
+from moe_routing.fused import fused_router_gradient
+from moe_routing.injection import check_router_gradient, check_router_shapes, steer, steer_and_count
 from moe_routing.objectives import Target
 from moe_routing.router import Activation
+from moe_routing.steering import Steering
 from moe_routing.sums import SumCount
 
 Report = Callable[[SumCount], None]
@@ -72,31 +70,33 @@ class RouterInjection:
         ``report`` is called with the two sums of ``injection_survival``.
 
         Raises:
-            ValueError: as ``router_gradient``.
+            ValueError: as ``router_gradient``. On an accelerator the ids are not looked at, which would make every
+                router of every backward pass wait for the device.
         """
         z, g = logits.detach().reshape(-1, logits.shape[-1]), grad_in.reshape(-1, grad_in.shape[-1])
-        check_router_gradient(z, g, self.field, self.control, self.selected, self.activation, self.target)
+        check = check_router_gradient if z.device.type == "cpu" else check_router_shapes
+        check(z, g, self.field, self.control, self.selected, self.activation, self.target)
         if self.closed:
             return grad_in
-        injection = router_injection(
-            z,
-            g,
-            field=self.field,
-            control=self.control,
-            selected=self.selected,
-            num_pairs=self.num_pairs,
-            lambda_turn=self.lambda_turn,
-            lambda_token=self.lambda_token,
-            gap_threshold=self.gap_threshold,
-            gate=self.gate * self.scale,
-            activation=self.activation,
-            target=self.target,
-            rho=self.rho,
-        )
-        grad_out = add_injection(g, injection)
-        if report is not None:
-            report(injection_survival(g, grad_out, injection))
+        with torch.no_grad():
+            grad_out, survival = self._steered(z, g, report is not None)
+        if report is not None and survival is not None:
+            report(survival)
         return grad_out.reshape(grad_in.shape)
+
+    def _steered(self, z: Tensor, g: Tensor, count: bool) -> tuple[Tensor, SumCount | None]:
+        if use_kernel(z, g, self.selected):
+            return fused_router_gradient(
+                z, g, field=self.field, control=self.control, selected=self.selected, num_pairs=self.num_pairs,
+                lambda_turn=self.lambda_turn, lambda_token=self.lambda_token, gap_threshold=self.gap_threshold,
+                gate=self.gate * self.scale, activation=self.activation, target=self.target, rho=self.rho,
+                survival=count,
+            )  # fmt: skip
+        steering = Steering.of(
+            z, g, self.field, self.control, self.selected, self.num_pairs, self.lambda_turn, self.lambda_token,
+            self.gap_threshold, self.gate * self.scale, self.activation, self.target, self.rho,
+        )  # fmt: skip
+        return steer_and_count(z, g, steering) if count else (steer(z, g, steering), None)
 
 
 def register_injection(

@@ -6,15 +6,21 @@ The forward pass is untouched, bit for bit; the router's weight and its input ge
 rule. This is the PyTorch reference, the twin of the fused kernel.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from credit._safe import compute_dtype, require_shape, safe_divide, select, statistics_dtype
-from moe_routing.fields import check_ids, check_selection, check_tokens, shift_rows
-from moe_routing.objectives import Target, check_target, close_pairs, target_weights
-from moe_routing.rho import gradient_share, unit_share
-from moe_routing.router import Activation, check_activation, logit_slope, router_scores, row_dot, usable_rows
+from credit._safe import require_shape, select, statistics_dtype
+from moe_routing.backend import use_kernel
+from moe_routing.blocks import on_processor, replace_rows_
+from moe_routing.fields import check_ids, check_selection, check_tokens
+from moe_routing.fused import fused_router_gradient
+from moe_routing.objectives import Target, check_target
+from moe_routing.rho import row_norm
+from moe_routing.router import Activation, check_activation
+from moe_routing.steering import Steering
 from moe_routing.sums import SumCount
 
 
@@ -63,7 +69,7 @@ def router_gradient(
     Raises:
         ValueError: if shapes disagree, ``k`` exceeds the number of experts, a field id has no control row, an
             expert does not exist, or an option is unknown. Data are read for this, except under
-            ``torch.compile``.
+            ``torch.compile`` and by the kernel, for which such a token takes no part.
 
     Reference: paper appendix C.5 and algorithm 1; rho's norm and its maximum over the field are ours.
 
@@ -73,15 +79,23 @@ def router_gradient(
     tensor([[0.7500, 1.2500],
             [1.0000, 1.0000]])
     """
-    check_router_gradient(logits, grad_in, field, control, selected, activation, target)
+    fused = use_kernel(logits, grad_in, selected)
+    check = check_router_shapes if fused else check_router_gradient
+    check(logits, grad_in, field, control, selected, activation, target)
     if (isinstance(gate, (int, float)) and gate == 0) or (lambda_turn == 0 and lambda_token == 0):
         return grad_in
+    if fused:
+        return fused_router_gradient(
+            logits, grad_in, field=field, control=control, selected=selected, num_pairs=num_pairs,
+            lambda_turn=lambda_turn, lambda_token=lambda_token, gap_threshold=gap_threshold, gate=gate,
+            activation=activation, target=target, rho=rho,
+        )[0]  # fmt: skip
     with torch.no_grad():
-        injection, active = _injection(
+        steering = Steering.of(
             logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
             activation, target, rho,
         )  # fmt: skip
-        return _add_(injection, grad_in, active)
+        return steer(logits, grad_in, steering)
 
 
 @torch.no_grad()
@@ -110,59 +124,48 @@ def router_injection(
     ...                  lambda_turn=1.0)
     tensor([[-0.2500,  0.2500]])
     """
-    injection, active = _injection(
+    steering = Steering.of(
         logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
         activation, target, rho,
     )  # fmt: skip
-    return select((active & torch.isfinite(injection.sum(-1)))[:, None], injection)
+    injected = torch.zeros(grad_in.shape, dtype=steering.table.dtype, device=grad_in.device)
+    finite, nothing = torch.isfinite(row_norm(grad_in)), injected.new_zeros(())
+    for tokens, injection, active in steering.blocks(logits):
+        if injection is not None:
+            torch.mul(injection, steering.scale[tokens, None], out=injected[tokens])
+            counted = active & finite[tokens] & torch.isfinite(injected[tokens].sum(-1))
+            replace_rows_(injected[tokens], ~counted, nothing.expand_as(injection))
+    return injected
 
 
-def _injection(
-    logits: Tensor,
-    grad_in: Tensor,
-    field: Tensor,
-    control: Tensor,
-    selected: Tensor,
-    num_pairs: int | Tensor,
-    lambda_turn: float,
-    lambda_token: float,
-    gap_threshold: float,
-    gate: float | Tensor,
-    activation: Activation,
-    target: Target,
-    rho: bool,
-) -> tuple[Tensor, Tensor]:
-    """The injection and the rows in which it counts; elsewhere it may hold anything.
+def steer(
+    logits: Float[Tensor, "tokens experts"], grad_in: Float[Tensor, "tokens experts"], steering: Steering
+) -> Float[Tensor, "tokens experts"]:
+    """:func:`router_gradient` of arguments that were checked."""
+    grad_out = torch.empty_like(grad_in)
+    for tokens, injection, active in steering.blocks(logits):
+        if injection is None:
+            grad_out[tokens] = grad_in[tokens]
+        else:
+            _add(grad_in[tokens], injection, steering.scale[tokens], active, grad_out[tokens])
+    return grad_out
 
-    Rows that are not usable are not cleaned but left out at the end: memory traffic is what this function costs.
-    """
-    dtype = torch.promote_types(compute_dtype(logits), grad_in.dtype)
-    z = logits.to(dtype)
-    scores = router_scores(z, activation)
-    probs = torch.softmax(scores, dim=-1)
-    usable = usable_rows(logits)
-    pairs = close_pairs(selected, field, usable, gap_threshold)
-    share, active = gradient_share(grad_in, field, control.shape[0]) if rho else unit_share(grad_in, field)
-    scale = -gate * share.to(dtype)
-    active = active & usable & (scale != 0)
-    acting = pairs.close
-    if target != "overlap":
-        q, reachable = target_weights(scores, pairs.previous, target)
-        acting = acting & reachable
-    per_pair = safe_divide(z.new_full((), lambda_token), torch.as_tensor(num_pairs, device=z.device).to(dtype))
-    weight = scale * select(acting, per_pair.expand(field.shape))
 
-    # In place from here on: allocating N x M floats costs as much as filling them.
-    direction = _control_rows(control, field, dtype).mul_((lambda_turn * scale)[:, None])
-    if target == "overlap":
-        direction.addcmul_(weight[:, None], select(acting[:, None], shift_rows(probs)))
-        mean = row_dot(probs, direction)
-    else:
-        mean = row_dot(probs, direction) + weight
-    injection = direction.sub_(mean[:, None]).mul_(probs)
-    if target != "overlap":
-        injection.scatter_add_(1, pairs.previous, weight[:, None] * q)
-    return logit_slope(injection, z, activation), active
+def steer_and_count(
+    logits: Float[Tensor, "tokens experts"], grad_in: Float[Tensor, "tokens experts"], steering: Steering
+) -> tuple[Float[Tensor, "tokens experts"], SumCount]:
+    """:func:`steer`, and its :func:`injection_survival` from the blocks as they pass."""
+    grad_out, nothing = torch.empty_like(grad_in), grad_in.new_zeros((), dtype=statistics_dtype(grad_in))
+    survival = SumCount(nothing, nothing)
+    for tokens, injection, active in steering.blocks(logits):
+        g, out, scale = grad_in[tokens], grad_out[tokens], steering.scale[tokens]
+        if injection is None:
+            out.copy_(g)
+            continue
+        added = _add(g, injection, scale, active, out)
+        replace_rows_(injection.mul_(scale[:, None]), ~added, injection.new_zeros(()).expand_as(injection))
+        survival = survival + injection_survival(g, out, injection)
+    return grad_out, survival
 
 
 def add_injection(
@@ -174,19 +177,22 @@ def add_injection(
     tensor([[1.5000, 2.5000],
             [1.0000,    nan]])
     """
-    return _add_(injection.clone(), grad_in, (injection != 0).any(-1))
+    grad_out = torch.empty_like(grad_in)
+    _add(grad_in, injection, injection.new_ones(injection.shape[0]), row_norm(injection) > 0, grad_out)
+    return grad_out
 
 
-def _add_(injection: Tensor, grad_in: Tensor, active: Tensor) -> Tensor:
-    """The sum in the active rows; overwrites ``injection``.
-
-    A sum of norms below the largest number of the dtype bounds every entry, and NaN fails the comparison.
-    """
-    g = grad_in.to(injection.dtype)
-    bound = torch.linalg.vector_norm(g, dim=-1) + torch.linalg.vector_norm(injection, dim=-1)
-    added = active & (bound < torch.finfo(grad_in.dtype).max)
-    # Minus zero is the neutral element of addition; plus zero would turn a -0.0 of grad_in into 0.0.
-    return injection.masked_fill_(~added[:, None], -0.0).add_(g).to(grad_in.dtype)
+def _add(grad_in: Tensor, injection: Tensor, scale: Tensor, active: Tensor, out: Tensor) -> Tensor:
+    """Write the sum in the active rows and ``grad_in`` in the others and where it is not finite; return where it is."""
+    if out.dtype == injection.dtype:
+        torch.addcmul(grad_in, injection, scale[:, None], out=out)
+    else:
+        out.copy_(torch.addcmul(grad_in.to(injection.dtype), injection, scale[:, None]))
+    # If one sum over all is finite, every entry is.
+    if not (on_processor(out) and math.isfinite(out.sum(dtype=injection.dtype).item())):
+        active = active & torch.isfinite(out).all(-1)
+    replace_rows_(out, ~active, grad_in)
+    return active
 
 
 def injection_survival(
@@ -207,8 +213,13 @@ def injection_survival(
     >>> round(float(injection_survival(g, add_injection(g, d), d).compute()), 3)
     0.998
     """
-    mass = injection.to(statistics_dtype(injection)).abs()
-    return SumCount(select(grad_out != grad_in, mass).sum(), mass.sum())
+    dtype = statistics_dtype(injection)
+    # The sign of a difference is 0 where rounding ate the addition; comparing and selecting costs ten times as much.
+    changed = torch.sign(grad_out.to(injection.dtype) - grad_in)
+    survived = (injection * changed).abs_().sum(-1)
+    # The difference of infinities is NaN; such a row gets no injection.
+    survived = select(torch.isfinite(survived), survived)
+    return SumCount(survived.sum(dtype=dtype), injection.abs().sum(-1).sum(dtype=dtype))
 
 
 def check_router_gradient(
@@ -221,19 +232,25 @@ def check_router_gradient(
     target: str,
 ) -> None:
     """Raise ``ValueError`` for arguments of :func:`router_gradient` that do not fit each other."""
+    check_router_shapes(logits, grad_in, field, control, selected, activation, target)
+    check_ids("field", field, control.shape[0], f"control of shape {tuple(control.shape)}")
+    check_selection(selected, logits.shape[1], f"logits of shape {tuple(logits.shape)}")
+
+
+def check_router_shapes(
+    logits: Float[Tensor, "tokens experts"],
+    grad_in: Float[Tensor, "tokens experts"],
+    field: Int[Tensor, " tokens"],
+    control: Float[Tensor, "fields experts"],
+    selected: Int[Tensor, "tokens k"],
+    activation: str,
+    target: str,
+) -> None:
+    """The part of :func:`check_router_gradient` that reads no data."""
     like = f"logits of shape {tuple(logits.shape)}"
     require_shape("grad_in", grad_in, tuple(logits.shape), like)
     check_tokens("field", field, logits.shape[0], like)
     check_tokens("selected", selected, logits.shape[0], like)
     require_shape("control", control, (*control.shape[:1], logits.shape[1]), like)
-    check_ids("field", field, control.shape[0], f"control of shape {tuple(control.shape)}")
-    check_selection(selected, logits.shape[1], like)
     check_activation(activation)
     check_target(target)
-
-
-def _control_rows(control: Tensor, field: Tensor, dtype: torch.dtype) -> Tensor:
-    """Control row of each token. Rows of tokens outside fields are never used; a table may have no row at all."""
-    if control.shape[0] == 0:
-        return torch.zeros(field.shape[0], control.shape[1], dtype=dtype, device=field.device)
-    return control.to(dtype).index_select(0, field.clamp(min=0).long())

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from credit._safe import as_mask, compute_dtype, safe_divide, safe_log, select
+from moe_routing.blocks import on_processor, row_blocks
 from moe_routing.fields import check_ids, check_selection, check_tokens, neighbours, recorded_rows, shift_rows
 from moe_routing.sums import SumCount
 
@@ -78,8 +79,24 @@ def changed_experts(
     check_tokens("field", field, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
     recorded = recorded_rows(selected)
     valid = neighbours(field) & recorded & shift_rows(recorded)
-    kept = (selected[:, :, None] == shift_rows(selected)[:, None, :]).any(-1)
-    return select(valid, (~kept).sum(-1)), valid
+    return select(valid, _lost_experts(selected)), valid
+
+
+def _lost_experts(selected: Int[Tensor, "tokens k"]) -> Int[Tensor, " tokens"]:
+    """Number of experts of each row that the row before does not hold; the first row is compared with the last."""
+    tokens, k = selected.shape
+    if k == 0:
+        return selected.new_zeros(tokens, dtype=torch.long)
+    # Tokens innermost: the k x k comparisons of each token would be short runs.
+    narrow = on_processor(selected) and 0 <= int(selected.amax()) < 2**15 if tokens else False
+    own = selected.T.to(torch.int16 if narrow else torch.int32).contiguous()
+    before = own.roll(1, 1)
+    lost = own.new_empty(tokens)
+    for part in row_blocks(selected, k * k):
+        # Equal ids differ in no bit: the least difference is 0 when the row before holds the expert.
+        difference = (own[:, None, part] ^ before[None, :, part]).amin(1)
+        torch.sum(difference.clamp_(max=1), 0, dtype=lost.dtype, out=lost[part])
+    return lost.long()
 
 
 def expert_counts(

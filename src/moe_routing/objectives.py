@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import safe_divide, select
+from moe_routing.blocks import on_processor
 from moe_routing.fields import check_selection, check_tokens, count_pairs, shift_rows
 from moe_routing.metrics import changed_experts
 from moe_routing.router import Activation, router_log_probs, usable_rows
@@ -62,13 +63,14 @@ def token_consistency_loss(
     check_target(target)
     usable = usable_rows(logits)
     log_probs = router_log_probs(torch.where(usable[:, None], logits, torch.zeros_like(logits)), activation)
-    pairs = close_pairs(selected, field, usable, gap_threshold)
+    pairs = close_pairs(selected, field, gap_threshold).among(usable)
     if target == "overlap":
         loss = 1 - (shift_rows(log_probs).detach().exp() * log_probs.exp()).sum(-1)
         reachable = torch.ones_like(pairs.valid)
     else:
         current = log_probs.gather(1, pairs.previous)
-        weights, reachable = target_weights(log_probs.detach(), pairs.previous, target)
+        earlier = previous_scores(log_probs.detach(), pairs.previous)
+        weights, reachable = target_weights(current.detach(), earlier, target)
         current = torch.where(reachable[:, None], current, torch.zeros_like(current))
         if target == "mass":
             loss = -torch.logsumexp(current, dim=-1)
@@ -120,38 +122,48 @@ class ClosePairs(NamedTuple):
     close: Bool[Tensor, " tokens"]
     previous: Int[Tensor, "tokens k"]
 
+    def among(self, usable: Bool[Tensor, " tokens"]) -> "ClosePairs":
+        """Without the pairs that touch a token that is not usable."""
+        both = usable & shift_rows(usable)
+        return ClosePairs(self.valid & both, self.close & both, self.previous)
 
-def close_pairs(
-    selected: Int[Tensor, "tokens k"],
-    field: Int[Tensor, " tokens"],
-    usable: Bool[Tensor, " tokens"],
-    gap_threshold: float,
-) -> ClosePairs:
-    """Pairs of usable neighbours and whether the token term acts on them."""
-    changed, neighbour = changed_experts(selected, field)
-    valid = neighbour & usable & shift_rows(usable)
+
+def close_pairs(selected: Int[Tensor, "tokens k"], field: Int[Tensor, " tokens"], gap_threshold: float) -> ClosePairs:
+    """Pairs of neighbours and whether the token term acts on them."""
+    changed, valid = changed_experts(selected, field)
     gap = changed.float() / max(selected.shape[-1], 1)
     return ClosePairs(valid, valid & (gap <= gap_threshold), shift_rows(selected).clamp(min=0).long())
 
 
+def previous_scores(
+    scores: Float[Tensor, "tokens experts"], previous: Int[Tensor, "tokens k"]
+) -> Float[Tensor, "tokens k"]:
+    """Scores of the previous token at its own experts."""
+    # Gathered before the shift: k numbers of each row move, not all of them.
+    return shift_rows(scores.gather(1, previous.roll(-1, 0)))
+
+
 def target_weights(
-    scores: Float[Tensor, "tokens experts"], previous: Int[Tensor, "tokens k"], target: Target
+    current: Float[Tensor, "tokens k"], earlier: Float[Tensor, "tokens k"], target: Target
 ) -> tuple[Float[Tensor, "tokens k"], Bool[Tensor, " tokens"]]:
     """Weights ``q`` on the previous experts such that the loss has derivative ``p_t - q`` at softmax logits.
 
-    ``scores`` are log-probabilities up to a constant per row: renormalising takes it out.
-
-    Renormalised in log space, since the selected probabilities of a biased router may all underflow. The second
-    value is False where the loss is infinite: some weight lies on an expert that the current token has pruned.
+    ``current`` and ``earlier`` are log-probabilities of the two tokens at those experts, up to a constant per row:
+    renormalising takes it out, and is done in log space, since the selected probabilities of a biased router may
+    all underflow. The second value is False where the loss is infinite: some weight lies on an expert that the
+    current token has pruned.
     """
-    current = scores.gather(1, previous)
-    if target == "mass":
-        weights = torch.softmax(current, dim=-1)
-    elif target == "uniform_topk":
-        weights = torch.full_like(current, 1.0 / max(previous.shape[-1], 1))
+    if target == "uniform_topk":
+        weights = torch.full_like(current, 1.0 / max(current.shape[-1], 1))
     else:
-        # Gathered before the shift: k numbers of each row move, not all of them.
-        weights = torch.softmax(shift_rows(scores.gather(1, previous.roll(-1, 0))), dim=-1)
+        weights = _short_softmax(current if target == "mass" else earlier)
+    if on_processor(current) and bool(torch.isfinite(current.sum() + earlier.sum())):
+        return weights, torch.ones_like(current[:, 0], dtype=torch.bool)
     # Not finite when a weight meets log p = -inf, or is NaN itself because every candidate was pruned.
     reachable = torch.isfinite((weights + select(weights > 0, current)).sum(-1))
     return select(reachable[:, None], weights), reachable
+
+
+def _short_softmax(x: Float[Tensor, "tokens k"]) -> Float[Tensor, "tokens k"]:
+    """Softmax of short rows by columns: a row shorter than a vector register is worked through number by number."""
+    return torch.softmax(x.T.contiguous(), dim=0).T

@@ -93,25 +93,41 @@ def pull_back(
 
 
 def usable_probs(
-    logits: Float[Tensor, "tokens experts"], activation: Activation
-) -> tuple[Float[Tensor, "tokens experts"], Bool[Tensor, " tokens"]]:
-    """:func:`router_probs` and :func:`usable_rows` in fewer passes; a row that is not usable may hold anything."""
+    logits: Float[Tensor, "tokens experts"], activation: Activation, *, out: Float[Tensor, "tokens experts"]
+) -> Bool[Tensor, " tokens"]:
+    """:func:`usable_rows`, and in ``out`` their :func:`router_probs`; a row that is not usable may hold anything."""
     if activation == "softmax":
-        probs = torch.softmax(logits, dim=-1)
+        torch.softmax(logits, dim=-1, out=out)
         # One NaN, one +inf or nothing but -inf makes the sum of a row NaN, and with it every entry.
-        return probs, ~torch.isnan(probs[:, 0])
-    usable = usable_rows(logits)
+        return ~torch.isnan(out[:, 0])
+    top = logits.amax(-1)
+    usable = torch.isfinite(top)
     if not on_processor(logits):
-        return torch.softmax(router_scores(logits, activation), dim=-1), usable
-    score = torch.sigmoid(logits)
-    probs = score.div_(score.sum(-1, keepdim=True))
+        torch.softmax(router_scores(logits, activation), dim=-1, out=out)
+        return usable
+    torch.sigmoid(logits, out=out)
+    out.div_(out.sum(-1, keepdim=True))
     # Scores that all underflow are renormalised in log space, which costs three times as much.
-    faint = usable & (logits.amax(-1) < FAINT_LOGIT)
-    index = faint.nonzero()[:, 0]
-    if index.numel():
-        exact = torch.softmax(router_scores(logits.index_select(0, index), activation), dim=-1)
-        probs.index_copy_(0, index, exact)
-    return probs, usable
+    faint = (top < FAINT_LOGIT).nonzero()[:, 0]
+    if faint.numel():
+        out.index_copy_(0, faint, torch.softmax(router_scores(logits[faint], activation), dim=-1))
+    return usable
+
+
+def softmax_pull_(
+    direction: Float[Tensor, "tokens experts"], probs: Float[Tensor, "tokens experts"]
+) -> Float[Tensor, "tokens experts"]:
+    """``p * (v - <p, v>)`` in place of ``v``.
+
+    >>> softmax_pull_(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+    tensor([[ 0.2500, -0.2500]])
+    """
+    if on_processor(direction):
+        # The backward of softmax is this very product: one pass in place of three.
+        torch.ops.aten._softmax_backward_data.out(direction, probs, -1, probs.dtype, grad_input=direction)
+        return direction
+    direction.mul_(probs)
+    return direction.addcmul_(probs, direction.sum(-1, keepdim=True), value=-1)
 
 
 def logit_slope(

@@ -9,6 +9,7 @@ import math
 import torch
 from torch.testing import assert_close
 
+from moe_routing import blocks
 from tests.moe_routing import reference as ref
 from tests.moe_routing.cases import ACTIVATIONS, TARGETS, Case, make_case
 
@@ -270,12 +271,43 @@ def check_share(fn, seed):
         assert torch.equal(fn(bad, case.field, case.num_fields)[0], fn(quiet, case.field, case.num_fields)[0])
 
 
-def check_unit_share(fn, seed):
-    """1 in every field, 0 outside fields and where the gradient is not finite."""
+def check_blocks(fn, seed):
+    """Blocks of rows change no bit, whatever their length and however ugly the rows; of a sigmoid perhaps the last."""
     case = make_case(seed)
-    bad = case.grad_in.clone()
-    bad[::3, 0] = math.inf
-    value, active = fn(bad, case.field)
-    expected = (case.field >= 0) & (torch.arange(len(bad)) % 3 != 0)
-    assert torch.equal(active, expected)
-    assert torch.equal(value, expected.double())
+    target, activation = option(TARGETS, seed), option(ACTIVATIONS, seed // 4)
+    options = plain(case, control=control_of(case, activation).float(), activation=activation, target=target)
+    logits, grad_in = case.logits.float(), case.grad_in.to(option((torch.float32, torch.bfloat16), seed // 8))
+    if len(logits) > 3:
+        row = torch.arange(4) * (len(logits) // 4)
+        logits[row[0]], logits[row[1], 0], logits[row[2], 1] = -90.0, math.nan, -math.inf
+        grad_in[row[3]] = -0.0
+    before = blocks.BLOCK_ELEMENTS
+    try:
+        for rho in (True, False):
+            whole = fn(logits, grad_in, **options, rho=rho)
+            for rows in (1, 2, 5):
+                blocks.BLOCK_ELEMENTS = rows * case.experts
+                got = fn(logits, grad_in, **options, rho=rho)
+                if activation == "softmax":
+                    assert torch.equal(got, whole)
+                assert_close(got, whole)
+                assert torch.equal(torch.signbit(got), torch.signbit(whole))
+            blocks.BLOCK_ELEMENTS = before
+    finally:
+        blocks.BLOCK_ELEMENTS = before
+
+
+def check_faint_rows(fn, seed):
+    """Sigmoids that all underflow still make a distribution, as do the probabilities of experts far down."""
+    case = make_case(seed)
+    if not len(case.field):
+        return
+    target = option(TARGETS, seed)
+    faint = case.logits - 300.0
+    faint[:, 0] += option((0.0, 300.0), seed)
+    for activation in ACTIVATIONS:
+        control = torch.randn(case.num_fields, case.experts, dtype=torch.float64)
+        options = plain(case, control=control, activation=activation, target=target)
+        got = fn(faint.float(), case.grad_in.float(), **options)
+        want = fn(faint, case.grad_in, **options)
+        assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
