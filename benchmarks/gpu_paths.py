@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +46,11 @@ def configuration(number: int | None) -> Iterator[None]:
 
 def eager(call: Call) -> Tensor:
     """PyTorch, operation by operation, without those checks either."""
-    steering = Steering.of(call.logits, call.grad_in, **call.keywords())
-    return steer(call.logits, call.grad_in, steering)
+    return _pytorch(call.logits, call.grad_in, **call.keywords())
+
+
+def _pytorch(logits: Tensor, grad_in: Tensor, **keywords: Any) -> Tensor:
+    return steer(logits, grad_in, Steering.of(logits, grad_in, **keywords))
 
 
 class Compiled:
@@ -73,12 +77,12 @@ class Compiled:
             return None
         for tensor in (call.logits, call.grad_in, call.field, call.control, call.selected):
             torch._dynamo.mark_dynamic(tensor, 0)
-        compiled = torch.compile(eager, fullgraph=True)
+        compiled = torch.compile(_pytorch, fullgraph=True)
         began = time.monotonic()
         try:
-            compiled(call)
+            compiled(call.logits, call.grad_in, **call.keywords())
         except Exception as error:  # whatever a compiler throws: the other candidates are still worth timing
             self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             return None
         self.seconds.append(time.monotonic() - began)
-        return compiled
+        return lambda given: compiled(given.logits, given.grad_in, **given.keywords())

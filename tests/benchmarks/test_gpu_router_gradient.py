@@ -245,7 +245,7 @@ def test_budget_names_what_it_leaves_out():
 
 def test_race_stops_when_time_is_up_and_survives_a_compiler_that_fails(monkeypatch):
     monkeypatch.setattr("benchmarks.gpu_race.kernel", gpu_paths.eager)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: lambda call: 1 / 0)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: lambda *arguments, **keywords: 1 / 0)
     race = Race("cpu", Budget(60), with_compile=True)
     race.run((8, 4))
     assert race.compiled.problem == "ZeroDivisionError: division by zero"
