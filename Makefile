@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo demo-real test lint bench format wheel clean
+.PHONY: demo demo-real test lint bench gpu format wheel clean
 
 demo: $(VENV)/.bench
 	$(ONE_THREAD) $(PY) -m benchmarks.quickstart $(ARGS)
@@ -25,10 +25,14 @@ format: $(VENV)/.dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(VENV)/.peers
+bench: $(VENV)/.peers $(VENV)/.kernel
 	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed $(ARGS)
 	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed_routing
 	HF_HUB_OFFLINE=1 $(PY) -m benchmarks.speed_table
+	$(PY) -m benchmarks.kernel_report
+
+gpu: $(VENV)/.bench $(VENV)/.kernel
+	$(PY) -m benchmarks.gpu_router_gradient --results benchmarks/RESULTS.md $(ARGS)
 
 wheel: $(VENV)/.dev
 	$(PY) -m build --wheel
@@ -53,6 +57,10 @@ $(VENV)/.real: $(VENV)/.bench
 
 $(VENV)/.dev: $(VENV)/.real
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/.kernel: $(VENV)/.bench
+	$(PIP) -e '.[kernel]'
 	touch $@
 
 # verl without its inference engine: these four are all that importing its estimators needs.

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS.md"))
     chosen = parser.parse_args(arguments)
     if find_spec("triton") is None:
-        print("triton is not installed: there is nothing to compile")
-        return 2
+        print(f"triton is not installed: the section '{TITLE}' stays as it is")
+        return 0
     calls = dict(_router_calls(chosen.dtypes))
     if chosen.json:
         found = [
