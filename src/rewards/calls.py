@@ -145,11 +145,17 @@ def parse_tool_calls(text: str, format: str = "hermes", think: Think = "reasonin
 
     Reference: ours; the counts are those of SLCA eq. 23.
     """
-    if format not in _FORMATS:
-        raise ValueError(f"format: {format!r} is not registered; known: {', '.join(sorted(_FORMATS))}")
     if think not in ("reasoning", "text"):
         raise ValueError(f"think: expected 'reasoning' or 'text', got {think!r}")
-    return _FORMATS[format](text, think)
+    return format_parser(format)(text, think)
+
+
+def format_parser(format: str) -> FormatParser:
+    """The parser of a registered format."""
+    parser = _FORMATS.get(format)
+    if parser is None:
+        raise ValueError(f"format: {format!r} is not registered; known: {', '.join(sorted(_FORMATS))}")
+    return parser
 
 
 def read_call(value: object) -> tuple[str, Mapping[str, Any], Status, str | None, tuple[str, ...]]:

@@ -40,6 +40,11 @@ class Gold:
         return tuple(call for step in self.steps for call in step)
 
     @cached_property
+    def first(self) -> int:
+        """Number of calls in the first step that has any."""
+        return next((len(step) for step in self.steps if step), 0)
+
+    @cached_property
     def wanted(self) -> dict[str, tuple[tuple[WantedMember, ...], ...]]:
         """The arguments of the calls of each name, ready to be matched; read once for all rollouts of the row."""
         found: dict[str, list[tuple[WantedMember, ...]]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rewards.calls import ParsedCalls
 from rewards.gold import as_gold
 from rewards.pairing import pair_calls
-from rewards.process import Tools, first_step, read_turns, valid_blocks
+from rewards.process import Tools, read_turns, tally
 from rewards.schema import as_toolset
 
 
@@ -49,15 +49,13 @@ def reference_rule(
     toolset = None if tools is None else as_toolset(tools)
     steps = read_turns(turns, format, toolset)
     expected = as_gold(gold, row)
-    made = [step.valid for step in steps]
-    predicted = [call for calls in made for call in calls]
-    if len(predicted) != len(expected.flat) or first_step(made) != first_step(expected.steps):
+    made = tally(steps, toolset)
+    if len(made.calls) != len(expected.flat) or made.first != expected.first:
         return False
-    valid = sum([valid_blocks(step, toolset) for step in steps])
-    if not valid == sum([step.num_open for step in steps]) == sum([step.num_close for step in steps]):
+    if not made.valid == made.opened == made.closed:
         return False
-    pairs = pair_calls(predicted, expected, toolset, lambda pair: float(not pair.missed_required))
-    return len(pairs) == len(predicted) and not sum([pair.missed_required for pair in pairs])
+    pairs = pair_calls(made.calls, expected, toolset, lambda pair: float(not pair.missed_required))
+    return len(pairs) == len(made.calls) and not sum([pair.missed_required for pair in pairs])
 
 
 def unified_total(tool: float | None, summary: float | None, alpha: float = 1.0) -> float | None:

@@ -17,6 +17,10 @@ def pair_calls(predicted: Sequence[ToolCall], gold: Gold, tools: ToolSet | None,
 
     There are as many as the multisets of names share; a call without a pair is in none.
     """
+    if len(predicted) == 1 and len(gold.wanted.get(predicted[0].name, ())) == 1:
+        (call,) = predicted
+        schema = None if tools is None else tools.parameters(call.name)
+        return [compare_arguments(call.arguments, gold.wanted[call.name][0], schema)]
     pairs: list[Pair] = []
     calls: dict[str, list[ToolCall]] = {}
     for call in predicted:

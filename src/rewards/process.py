@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewards._frozen import frozen
-from rewards.calls import ParsedCalls, parse_tool_calls
+from rewards.calls import ParsedCalls, ToolCall, format_parser
 from rewards.formats.qwen_xml import type_arguments
 from rewards.gold import as_gold
 from rewards.matching import Pair
@@ -125,22 +125,20 @@ def process_score(
     toolset = None if tools is None else as_toolset(tools)
     steps = read_turns(turns, format, toolset)
     expected = as_gold(gold, row)
-    made = [step.valid for step in steps]
-    predicted = made[0] if len(made) == 1 else [call for calls in made for call in calls]
-    pairs = pair_calls(predicted, expected, toolset, weights.of_pair)
-    made_and_wanted = len(predicted) + len(expected.flat)
-    form = _format(steps, toolset, bool(expected.steps))
-    name = 2 * len(pairs) / made_and_wanted if made_and_wanted else 1.0
-    key, value = _arguments(pairs, len(predicted), len(expected.flat))
-    parallel = 1.0 if first_step(made) == first_step(expected.steps) else 0.0
+    made = tally(steps, toolset)
+    pairs = pair_calls(made.calls, expected, toolset, weights.of_pair)
+    predicted, wanted = len(made.calls), len(expected.flat)
+    form = _format(made, bool(wanted))
+    name = 2 * len(pairs) / (predicted + wanted) if predicted or wanted else 1.0
+    key, value = _arguments(pairs, predicted, wanted)
+    parallel = 1.0 if made.first == expected.first else 0.0
     w = weights
     total = math.fsum((w.format * form, w.name * name, w.key * key, w.value * value, w.parallel * parallel))
     return frozen(
         ProcessScore,
         {
             "format": form, "name": name, "key": key, "value": value, "parallel": parallel, "total": total,
-            "success": total >= 0.9 - _ROUNDING, "redundant_calls": len(predicted) - len(pairs),
-            "tool_turns": sum([1 for step in steps if step.calls]),
+            "success": total >= 0.9 - _ROUNDING, "redundant_calls": predicted - len(pairs), "tool_turns": made.turns,
         },
     )  # fmt: skip
 
@@ -151,12 +149,13 @@ def read_turns(
     """Parse what is not parsed yet, and give every value its type."""
     if isinstance(turns, (str, bytes)):
         raise TypeError("turns: expected a sequence of assistant texts, got one text")
+    parse = format_parser(format)
     steps = []
-    for index, turn in enumerate(turns):
+    for turn in turns:
         if isinstance(turn, str):
-            turn = parse_tool_calls(turn, format)
+            turn = parse(turn, "reasoning")
         elif not isinstance(turn, ParsedCalls):
-            raise TypeError(f"turns[{index}]: expected a text or ParsedCalls, got {type(turn).__name__}")
+            raise TypeError(f"turns[{len(steps)}]: expected a text or ParsedCalls, got {type(turn).__name__}")
         steps.append(type_arguments(turn, tools))
     return steps
 
@@ -172,21 +171,45 @@ def valid_blocks(step: ParsedCalls, tools: ToolSet | None) -> int:
     return sum(blocks.values())
 
 
-def first_step(steps: Sequence[Sequence[object]]) -> int:
-    """Number of calls in the first step that has any."""
-    for calls in steps:
-        if calls:
-            return len(calls)
-    return 0
+class Tally(NamedTuple):
+    """The calls of a rollout, and what its turns hold.
+
+    Attributes:
+        calls: the predicted calls of all turns.
+        opened: opening tags.
+        closed: closing tags.
+        valid: blocks all of whose calls parse and fit their schemas.
+        first: calls of the first turn that has any.
+        turns: turns with an attempt at a call.
+    """
+
+    calls: list[ToolCall]
+    opened: int
+    closed: int
+    valid: int
+    first: int
+    turns: int
 
 
-def _format(steps: Sequence[ParsedCalls], tools: ToolSet | None, expects_calls: bool) -> float:
-    opened = closed = valid = 0
+def tally(steps: Sequence[ParsedCalls], tools: ToolSet | None) -> Tally:
+    """Count what the turns of a rollout hold."""
+    calls: list[ToolCall] = []
+    opened = closed = valid = first = turns = 0
     for step in steps:
-        opened, closed, valid = opened + step.num_open, closed + step.num_close, valid + valid_blocks(step, tools)
-    if not opened and not closed:
+        opened += step.num_open
+        closed += step.num_close
+        if step.calls:
+            turns += 1
+            valid += valid_blocks(step, tools)
+            calls += step.valid
+            first = first or len(step.valid)
+    return Tally(calls, opened, closed, valid, first, turns)
+
+
+def _format(made: Tally, expects_calls: bool) -> float:
+    if not made.opened and not made.closed:
         return 0.0 if expects_calls else 1.0
-    return valid / max(opened, closed)
+    return made.valid / max(made.opened, made.closed)
 
 
 def _arguments(pairs: Sequence[Pair], predicted: int, gold: int) -> tuple[float, float]:

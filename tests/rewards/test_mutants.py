@@ -164,8 +164,8 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     # process score
     "format over opening tags only": (
         "process:_format",
-        "max(opened, closed)",
-        "max(opened, 1)",
+        "max(made.opened, made.closed)",
+        "max(made.opened, 1)",
         checks.check_process_parts,
     ),
     "format counts calls, not blocks": (
@@ -195,19 +195,19 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "names as sets": (
         "process:process_score",
         "2 * len(pairs)",
-        "len(predicted) + len(pairs)",
+        "(predicted + len(pairs))",
         checks.check_process_parts,
     ),
     "parallel over all turns": (
-        "process:first_step",
-        "return len(calls)",
-        "return sum(map(len, steps))",
+        "process:tally",
+        "first = first or len(step.valid)",
+        "first += len(step.valid)",
         checks.check_process_parts,
     ),
-    "first turn, though it called nothing": (
-        "process:first_step",
-        "if calls:",
-        "if True:",
+    "last turn for the first": (
+        "process:tally",
+        "first = first or len(step.valid)",
+        "first = len(step.valid)",
         checks.check_process_parts,
     ),
     "key over gold keys": (
@@ -249,19 +249,19 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     # rule
     "rule: unbalanced tags pass": (
         "outcomes:reference_rule",
-        "== sum([step.num_close for step in steps])",
+        "== made.closed",
         "",
         checks.check_reference_rule,
     ),
     "rule: any first step": (
         "outcomes:reference_rule",
-        "first_step(made) != first_step(expected.steps)",
+        "made.first != expected.first",
         "False",
         checks.check_reference_rule,
     ),
     "rule: names as sets": (
         "outcomes:reference_rule",
-        "len(pairs) == len(predicted) and",
+        "len(pairs) == len(made.calls) and",
         "",
         checks.check_reference_rule,
     ),

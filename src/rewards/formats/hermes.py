@@ -35,10 +35,11 @@ def read_well_formed(text: str, think: Think) -> ParsedCalls | None:
         return None
     calls: list[ToolCall] = []
     while (start := text.find("<", at)) >= 0:
-        begin = start + len(_OPEN)
-        begin += text.startswith("\n", begin)
-        if not text.startswith(_OPEN, start) or not text.startswith("{", begin) or len(calls) == MAX_ATTEMPTS:
-            return None
+        begin = start + len(_OPEN) + 1
+        if not text.startswith("<tool_call>\n{", start):
+            begin -= 1
+            if not text.startswith("<tool_call>{", start):
+                return None
         try:
             value, end = scan_plainly(text, begin)
         except (ValueError, StopIteration, RecursionError):
@@ -48,16 +49,19 @@ def read_well_formed(text: str, think: Think) -> ParsedCalls | None:
             return None
         if len(value) + len(arguments) != text.count(":", begin, end) and not keys_differ(text, value, begin, end):
             return None
-        end += text.startswith("\n", end)
-        at = end + len(_CLOSE)
-        if not text.startswith(_CLOSE, end):
-            return None
+        at = end + len(_CLOSE) + 1
+        if not text.startswith("\n</tool_call>", end):
+            at -= 1
+            if not text.startswith(_CLOSE, end):
+                return None
         fields = {
             "name": name, "arguments": arguments, "span": (start, at), "block": len(calls),
             "_text": text, "_start": begin, "_bounded": True,
         }  # fmt: skip
         calls.append(frozen(ToolCall, fields))
     made, count = tuple(calls), len(calls)
+    if count > MAX_ATTEMPTS:
+        return None
     return frozen(ParsedCalls, {"calls": made, "num_open": count, "num_close": count, "valid": made})
 
 
