@@ -13,6 +13,8 @@ from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing.adapters import steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
+WAYS = [("ddp", "backbone"), ("fsdp2", "backbone"), ("fsdp2", "router")]
+
 
 def wrapped(kind: str) -> nn.Module:
     model = tiny_model("qwen3_moe")
@@ -38,7 +40,7 @@ def step(rank: int, model: nn.Module, reach: str) -> dict[str, torch.Tensor]:
     return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
 
 
-def main(rank: int, folder: str, kind: str, reach: str) -> None:
+def main(rank: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -47,10 +49,10 @@ def main(rank: int, folder: str, kind: str, reach: str) -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     try:
-        torch.save(step(rank, wrapped(kind), reach), f"{folder}/{rank}.pt")
+        torch.save({(kind, reach): step(rank, wrapped(kind), reach) for kind, reach in WAYS}, f"{folder}/{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2])

@@ -6,6 +6,7 @@ import torch
 from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing import processes
 from tests.moe_routing.adapters import steering
+from tests.moe_routing.adapters.steering_rank import WAYS
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
 
@@ -32,15 +33,21 @@ def test_autocast_routes_in_half_precision_and_says_what_survives():
     assert 0.9 < share < 1.0  # the control is strong here, and still some entries are too small for bfloat16
 
 
-@pytest.mark.parametrize(("kind", "reach"), [("ddp", "backbone"), ("fsdp2", "backbone"), ("fsdp2", "router")])
-def test_two_ranks_give_the_gradients_of_one(kind, reach, tmp_path):
-    ranks = [processes.start("adapters.steering_rank", str(rank), str(tmp_path), kind, reach) for rank in range(2)]
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = [processes.start("adapters.steering_rank", str(rank), str(folder)) for rank in range(2)]
     for process in ranks:
         processes.finish(process)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize(("kind", "reach"), WAYS)
+def test_two_ranks_give_the_gradients_of_one(kind, reach, of_two_ranks):
     model = tiny_model("qwen3_moe")
     with RoutingControl(model, reach=reach, **steering.STRONG) as control:
         want = steering.steered(model, control, steering.record(control, model))
-    for rank in range(2):
-        got = torch.load(tmp_path / f"{rank}.pt")
+    for part in of_two_ranks:
         # Both average over ranks, loss and injection alike.
-        assert steering.relative_error({name: 2 * g for name, g in got.items()}, want) < 1e-9
+        got = {name: 2 * g for name, g in part[kind, reach].items()}
+        assert steering.relative_error(got, want) < 1e-9
