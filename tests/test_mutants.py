@@ -580,7 +580,8 @@ add(
     stats,
     "segment_statistics",
     second_moment=("safe_divide(self.squares, self.tokens) - mean * mean", "safe_divide(self.squares, self.tokens)"),
-    zeros_of_others=("one * (values == 0)", "(values != 0).to(one.dtype)"),
+    zeros_of_others=("values * values, values == 0]", "values * values, values != 0]"),
+    segments_shifted=("clamp(-1, num_segments) + 1", "clamp(-1, num_segments).clamp(min=0) + 1"),
     variance_for_deviation=('"std": safe_sqrt(variance)', '"std": variance'),
     count_for_share=("self.tokens.sum().expand_as(self.tokens)", "torch.ones_like(self.tokens)"),
 )
