@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.rollouts import Batch
 
 # Size of the injection at the router weights, relative to the gradient that arrives there: neither outweighs the other.
+# Of 0.1, 0.3 and 1, tried on a seed outside the race, none cost task score; the information grew with the share.
 SHARE = 1.0
 # λ_token / λ_turn of the paper.
 RATIO = 0.1
