@@ -140,7 +140,7 @@ class RoutedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         own = as_mask(completion_mask)
         if self._tool_mask is not None:
             width = ids.shape[1]
-            rows = [pad(torch.tensor(row), (0, width - len(row)), value=1) for row in self._tool_mask]
+            rows = [pad(torch.tensor(row, dtype=torch.long), (0, width - len(row)), value=1) for row in self._tool_mask]
             own = own & as_mask(torch.stack(rows).to(own.device))
         return self.routing.label(ids, run_ids(own), self._tokenizer)
 
@@ -171,6 +171,10 @@ class RoutedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         generation batch, or those of several, the terms weigh as the losses do.
         """
         scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is None and self.accelerator.mixed_precision == "fp16":
+            raise NotImplementedError(
+                "routing needs the scale of the fp16 loss, which this engine (DeepSpeed) keeps to itself; train in bf16"
+            )
         loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         share = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         return float(self.accelerator.num_processes * loss_scale * share)

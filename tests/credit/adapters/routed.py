@@ -2,12 +2,10 @@
 
 import itertools
 import os
-import sys
-from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
 from credit.adapters.trl import CreditGRPOTrainer
@@ -28,7 +26,8 @@ OPERATIONS = (("read", ""), ("read", "delete", ""), ("",), ("read delete", ""))
 STRONG = {"lambda_turn": 30.0, "lambda_token": 3.0, "gap_threshold": 1.0, "gate": None}
 
 
-def tiny_moe(tokenizer):
+def tiny_moe(tokenizer, adapter=False):
+    """The model, or the same under a LoRA adapter on its attention, which alone is trained."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=len(tokenizer),
@@ -53,7 +52,13 @@ def tiny_moe(tokenizer):
         for name, parameter in model.named_parameters():
             if name.endswith("mlp.gate.weight"):
                 parameter.normal_(std=0.5)  # a random router is all but uniform, and then nothing is to be seen
-    return model
+    if not adapter:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    # Both factors are random, so that each gets a gradient.
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(model, lora)
 
 
 class Gradients(TrainerCallback):
@@ -71,15 +76,15 @@ def length(completion_ids, **_):
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def train(tokenizer, folder, routing=None, ranks=1, scripted=True, **changes):
+def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False, prompts=2, **changes):
     """Train one step; the trainer, its scored batches, the gradients of each step, and the hook.
 
     Without ``scripted`` rollouts the model itself generates.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    model = tiny_moe(tokenizer)
+    model = tiny_moe(tokenizer, adapter)
     rewards = {"tool": [tool_reward], "summary": [summary_reward]}
-    questions = ["Weather?", "What is the weather in Oslo today?"]
+    questions = ["Weather?", "What is the weather in Oslo today?", "Sunny?", "Is it sunny in Oslo?"][:prompts]
     rows = [{"prompt": [{"role": "user", "content": q}], "index": i} for i, q in enumerate(questions)]
     settings = {
         "output_dir": str(folder),
@@ -134,6 +139,8 @@ def turns_of(batch, tokenizer):
     opening, closing = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
     width, fields = batch["prompt_ids"].shape[1], {}
     for row, ids in enumerate(batch["completion_ids"].tolist()):
+        if not batch["completion_mask"][row].any():  # truncated, and left out
+            continue
         at, turn = 0, 0
         for own, text in SCRIPTS[row % 4]:
             inside = False
@@ -171,12 +178,13 @@ def information(usage, has):
 
 
 def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold, gate):
-    """The control's objective over the whole batch, differentiable through the model."""
+    """The control's objective over the whole batch, differentiable through the model; fewer than 8 turns are none."""
     fields = turns_of(batch, tokenizer)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     logits = model(input_ids=ids, attention_mask=mask, output_router_logits=True).router_logits
-    assert gap_threshold == 1.0 and gate is None  # every pair takes part, always
+    assert gap_threshold == 1.0  # every pair takes part
+    assert gate is None
     pairs = [(key[0], a, b) for key, at in fields.items() for a, b in itertools.pairwise(at) if b == a + 1]
     total = torch.zeros(())
     for z in logits:
@@ -184,8 +192,7 @@ def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold,
         for kind in ("think", "tool"):
             keys = [key for key in fields if key[2] == kind]
             usage = [p[key[0], fields[key]].mean(0).detach() for key in keys]
-            assert len(keys) >= 8
-            for operation in ("read", "delete"):
+            for operation in ("read", "delete") if len(keys) >= 8 else ():
                 has = [operation in OPERATIONS[key[0] % 4][key[1]] for key in keys]
                 pmi = information(usage, has)
                 for key, h in zip(keys, has, strict=True):
@@ -197,11 +204,9 @@ def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold,
     return total
 
 
-if __name__ == "__main__":
-    path, folder, rank = sys.argv[1], Path(sys.argv[2]), os.environ["RANK"]
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    _, _, (plain,), _ = train(tokenizer, folder, ranks=2)
-    trainer, _, (routed,), _ = train(tokenizer, folder, STRONG, ranks=2)
+def of_rank(tokenizer, folder, ranks):
+    """What routing injects and logs on one rank of several."""
+    _, _, (plain,), _ = train(tokenizer, folder, ranks=ranks)
+    trainer, _, (routed,), _ = train(tokenizer, folder, STRONG, ranks=ranks)
     log = {k: v for k, v in trainer.state.log_history[0].items() if k.startswith("routing/")}
-    torch.save({"injected": difference(routed, plain), "log": log}, folder / f"routed{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return {"injected": difference(routed, plain), "log": log}

@@ -1,52 +1,9 @@
 """Two gloo ranks train like one process on the same rollouts, although a group lies across both."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.credit.adapters.two_ranks import TRAINERS, run
-
-ROOT = Path(__file__).parents[3]
-# verl installs a package `tests`, which would win over this folder; under pytest the folder wins.
-START = """
-import runpy, sys, types
-sys.modules["tests"] = types.ModuleType("tests")
-sys.modules["tests"].__path__ = ["tests"]
-runpy.run_module("tests.credit.adapters.two_ranks", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def two(model_path, tmp_path_factory):
-    """What each of two ranks saw."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", START, str(model_path), str(folder)],
-            cwd=ROOT,
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from credit.adapters.trl import CreditGRPOTrainer
 from credit.adapters.trl_rollout import ToolRollout
+from tests.credit.adapters import routed
 from tests.credit.adapters.scripted import CALLS, END, SCRIPTS, WAITS, ScriptedRollout, record, script_generate
 
 # One group of eight lies across both ranks, and the second rank's rollouts are shorter than the first's.
@@ -124,5 +125,7 @@ if __name__ == "__main__":
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     results = {name: run(cls, model_path, folder, ranks) for name, cls in TRAINERS.items()}
     results["own tools"] = run(CreditGRPOTrainer, model_path, folder, ranks, own_tools=True)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+    results["routing"] = routed.of_rank(tokenizer, folder, ranks)
     torch.save(results, folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
