@@ -163,23 +163,35 @@ def split_turn(
     # Blanks of the same length keep every position.
     text = _THINK.sub(lambda found: " " * len(found.group()), decode(ids))
     spans = [found.span() for found in block.finditer(text)]
-    tool = torch.zeros(len(ids), dtype=torch.bool)
+    tool, places = torch.zeros(len(ids), dtype=torch.bool), _Places(ids, decode, len(text))
     for start, stop in spans:
-        tool[_token_of(start, ids, decode) : _token_of(stop - 1, ids, decode) + 1] = True
+        tool[places.token_of(start) : places.token_of(stop - 1) + 1] = True
     return tool, text if spans else None
 
 
-def _token_of(character: int, ids: list[int], decode: Callable[[list[int]], str]) -> int:
-    """The token that completes a character of the text, by bisection over decoded prefixes."""
-    low, high = 0, len(ids) - 1
-    while low < high:
-        middle = (low + high) // 2
-        # An unfinished character decodes to replacement characters, whose number does not tell.
-        if len(decode(ids[: middle + 1]).rstrip("\ufffd")) > character:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+class _Places:
+    """Finds the tokens behind characters of a turn's text from decoded prefixes, which are what this costs."""
+
+    def __init__(self, ids: list[int], decode: Callable[[list[int]], str], length: int) -> None:
+        self.ids = ids
+        self.decode = decode
+        self.completed = {0: 0, len(ids): length}  # characters, by the number of tokens decoded
+
+    def token_of(self, character: int) -> int:
+        """The token that completes a character."""
+        done = self.completed
+        high = min(count for count, characters in done.items() if characters > character)
+        low = max(count for count, characters in done.items() if characters <= character and count < high)
+        probes = 0
+        while high - low > 1:
+            # Tokens are of similar length, so a guess in proportion is close; the middle bounds the number of guesses.
+            share = (character - done[low]) / max(done[high] - done[low], 1) if probes % 3 < 2 else 0.5
+            count = min(max(low + round(share * (high - low)), low + 1), high - 1)
+            # An unfinished character decodes to replacement characters, whose number does not tell.
+            done[count] = len(self.decode(self.ids[:count]).rstrip("\ufffd"))
+            low, high = (low, count) if done[count] > character else (count, high)
+            probes += 1
+        return high - 1
 
 
 def _owned(turn: Int[Tensor, "batch tokens"]) -> Int[Tensor, "owned 2"]:
