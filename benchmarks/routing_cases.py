@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from moe_routing.selection import FieldSelection
 from moe_routing.summary import field_owner
 
 VOCABULARY, OPERATIONS, FIELD_TOKENS = 1024, 6, 16
-STRONG = {"lambda_turn": 1.0, "lambda_token": 0.1}
 
 
 def moe_model(layers: int, hidden: int, experts: int) -> nn.Module:
@@ -106,34 +106,115 @@ class Step:
 
 
 def gradient_candidates(tokens: int, experts: int, k: int) -> dict[str, Callable[[], Tensor]]:
-    """`router_gradient`, and the same gradient from autograd through the objective with the turn table given."""
-    random = torch.Generator().manual_seed(4)
-    z = torch.randn(tokens, experts, generator=random)
-    grad_in = torch.randn(tokens, experts, generator=random)
-    # Sets that change slowly, as a trained router's do: else no pair is close and half of the work is skipped.
-    drift = torch.randn(tokens // FIELD_TOKENS + 1, experts, generator=random).repeat_interleave(FIELD_TOKENS, 0)
-    selected = (drift[:tokens] + 0.3 * z).topk(k).indices
-    field = torch.arange(tokens) // FIELD_TOKENS
-    label = labels(field)
-    usage, count = turn_usage(router_probs(z, "softmax"), field, label.shape[0])
-    statistics = TurnStatistics.from_usage(usage, label, count > 0)
-    control = turn_control(statistics.pmi(), label, count, statistics.num_turns).float()
-    pairs = count_pairs(field)
+    """`router_gradient`, and the same gradient from autograd through the explicit objective, written in four ways.
 
-    def ours() -> Tensor:
+    "autograd" is the objective as one would write it for float32 on clean input: a softmax, the usage of each turn, its
+    score under a constant table of pmi, and the cross-entropy of close pairs. "autograd, pmi too" estimates that table
+    in the call; "autograd, linear" is given the linearised table that `router_gradient` is given, a start that the
+    objective does not offer; "autograd, our objectives" calls this package's, with their care for ugly input.
+    """
+    case = GradientCase.random(tokens, experts, k)
+    return {
+        "ours": case.ours,
+        "autograd": lambda: case.through(case.plain),
+        "autograd, pmi too": lambda: case.through(case.estimated),
+        "autograd, linear": lambda: case.through(case.linear),
+        "autograd, our objectives": lambda: case.through(case.package),
+    }
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """Inputs of one router's gradient, and the objective in several forms, each to be maximised."""
+
+    logits: Tensor
+    grad_in: Tensor
+    field: Tensor
+    selected: Tensor
+    labels: Tensor
+    statistics: TurnStatistics
+    control: Tensor
+    num_pairs: Tensor
+    weights: dict[str, float]
+
+    @classmethod
+    def random(cls, tokens: int, experts: int, k: int) -> "GradientCase":
+        """Sets change slowly, as a trained router's do: else no pair is close and half of the work is skipped."""
+        random = torch.Generator().manual_seed(4)
+        z = torch.randn(tokens, experts, generator=random)
+        drift = torch.randn(tokens // FIELD_TOKENS + 1, experts, generator=random)
+        field = torch.arange(tokens) // FIELD_TOKENS
+        label = labels(field)
+        usage, count = turn_usage(router_probs(z, "softmax"), field, label.shape[0])
+        statistics = TurnStatistics.from_usage(usage, label, count > 0)
+        return cls(
+            logits=z, grad_in=torch.randn(tokens, experts, generator=random), field=field, labels=label,
+            selected=(drift.repeat_interleave(FIELD_TOKENS, 0)[:tokens] + 0.3 * z).topk(k).indices,
+            statistics=statistics, num_pairs=count_pairs(field),
+            control=turn_control(statistics.pmi(), label, count, statistics.num_turns).float(),
+            # Both terms are means over tokens: at weights of this size they show beside a gradient of size 1.
+            weights={"lambda_turn": 10.0 * tokens, "lambda_token": 1.0 * tokens},
+        )  # fmt: skip
+
+    def ours(self) -> Tensor:
+        """`router_gradient` with rho = 1."""
         return router_gradient(
-            z, grad_in, field=field, control=control, selected=selected, num_pairs=pairs, rho=False, **STRONG
-        )
+            self.logits, self.grad_in, field=self.field, control=self.control, selected=self.selected,
+            num_pairs=self.num_pairs, rho=False, **self.weights,
+        )  # fmt: skip
 
-    def autograd() -> Tensor:
-        leaf = z.clone().requires_grad_()
-        usage, count = turn_usage(router_probs(leaf, "softmax"), field, label.shape[0])
-        value = STRONG["lambda_turn"] * turn_value(usage, label, count > 0, statistics)
-        value = value + STRONG["lambda_token"] * token_objective(leaf, selected, field, pairs)
-        (slope,) = torch.autograd.grad(value, leaf)
-        return grad_in - slope
+    def through(self, objective: Callable[[Tensor], Tensor]) -> Tensor:
+        """The incoming gradient minus that of an objective of the logits."""
+        leaf = self.logits.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(leaf), leaf)
+        return self.grad_in - slope
 
-    return {"ours": ours, "autograd": autograd}
+    def plain(self, logits: Tensor) -> Tensor:
+        """Usage of each turn times a constant table."""
+        log_probs = logits.log_softmax(-1)
+        score = (self._usage(log_probs.exp()) * self._per_turn(self.statistics.pmi().float())).sum()
+        return self._weighted(score / self.labels.shape[0], log_probs)
+
+    def estimated(self, logits: Tensor) -> Tensor:
+        """The plug-in information: pmi from the usage at hand, held constant."""
+        log_probs = logits.log_softmax(-1)
+        usage = self._usage(log_probs.exp())
+        label = self.labels.float()
+        expert, present = usage.mean(0), label.mean(0)
+        both = label.T @ usage / len(usage)
+        joint = torch.stack([expert - both, both], 1)
+        apart = torch.stack([1 - present, present], 1)[..., None] * expert
+        pmi = torch.log((joint + 1e-12) / (apart + 1e-12)).clamp(-20, 20).detach()
+        return self._weighted((joint * pmi).sum(), log_probs)
+
+    def linear(self, logits: Tensor) -> Tensor:
+        """Probabilities times the control row of their turn."""
+        log_probs = logits.log_softmax(-1)
+        return self._weighted((log_probs.exp() * self.control[self.field]).sum(), log_probs)
+
+    def package(self, logits: Tensor) -> Tensor:
+        """The objectives of this package."""
+        usage, count = turn_usage(router_probs(logits, "softmax"), self.field, self.labels.shape[0])
+        turn = turn_value(usage, self.labels, count > 0, self.statistics)
+        token = token_objective(logits, self.selected, self.field, self.num_pairs)
+        return self.weights["lambda_turn"] * turn + self.weights["lambda_token"] * token
+
+    def _usage(self, probs: Tensor) -> Tensor:
+        turns = len(self.labels)
+        tokens = torch.bincount(self.field, minlength=turns)
+        return probs.new_zeros(turns, probs.shape[1]).index_add(0, self.field, probs) / tokens[:, None]
+
+    def _per_turn(self, pmi: Tensor) -> Tensor:
+        return self.labels.float() @ (pmi[:, 1] - pmi[:, 0]) + pmi[:, 0].sum(0)
+
+    def _weighted(self, turn: Tensor, log_probs: Tensor) -> Tensor:
+        before, now = self.selected[:-1], self.selected[1:]
+        kept = (now[:, :, None] == before[:, None, :]).any(-1).sum(-1)
+        close = (self.field[1:] == self.field[:-1]) & (2 * kept >= now.shape[1])
+        target = log_probs[:-1].detach().gather(1, before).softmax(-1)
+        loss = -(target * log_probs[1:].gather(1, before)).sum(-1)
+        token = torch.where(close, loss, 0.0).sum() / self.num_pairs
+        return self.weights["lambda_turn"] * turn - self.weights["lambda_token"] * token
 
 
 def peak_bytes(action: Callable[[], object]) -> int:

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks import speed_routing
-from benchmarks.routing_cases import STRONG, Step, fields, gradient_candidates, moe_model, peak_bytes
+from benchmarks.routing_cases import GradientCase, Step, fields, gradient_candidates, moe_model, peak_bytes
 from benchmarks.sections import read_section
 
 
@@ -27,7 +27,7 @@ def test_section_is_written_replaced_and_kept(tmp_path, capsys):
     target.write_text("# Speed\n\nfigures\n", encoding="utf-8")
     size = ["--layers", "1", "--hidden", "32", "--experts", "8", "--rows", "2", "--tokens", "64", "--rounds", "1"]
     for _ in range(2):
-        assert speed_routing.main([*size, "--gradient-tokens", "64", "--output", str(target)]) == 0
+        assert speed_routing.main([*size, "--gradient-tokens", "160", "--output", str(target)]) == 0
     text = target.read_text(encoding="utf-8")
     assert text.startswith("# Speed\n\nfigures\n")
     assert text.count(f"# {speed_routing.TITLE}\n") == 1
@@ -38,15 +38,10 @@ def test_section_is_written_replaced_and_kept(tmp_path, capsys):
 
 
 def test_both_gradients_are_the_same_and_not_the_one_given():
-    found = {name: candidate() for name, candidate in gradient_candidates(96, 8, 2).items()}
-    speed_routing.require_agreement(found, 1e-6)
-    plain = gradient_candidates(96, 8, 2)["ours"]
-    STRONG_ZERO = dict.fromkeys(STRONG, 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in STRONG_ZERO.items():
-            patch.setitem(STRONG, name, value)
-        untouched = plain()
-    assert float((found["ours"] - untouched).abs().max()) > 1e-3
+    found = {name: candidate() for name, candidate in gradient_candidates(160, 8, 2).items()}
+    speed_routing.require_agreement(found, 1e-5)
+    untouched = GradientCase.random(160, 8, 2).grad_in
+    assert float((found["ours"] - untouched).abs().mean()) > 0.05
 
 
 def test_the_step_with_control_steers(step):
