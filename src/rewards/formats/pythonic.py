@@ -76,7 +76,13 @@ class _Reader:
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at = text, at
         self.kind: str | None = None
-        self.token, self.span = "", (at, at)
+        self.token = ""
+        self.found: re.Match[str] | None = None
+
+    @property
+    def span(self) -> Span:
+        """Characters of the token."""
+        return (self.at, self.at) if self.found is None else self.found.span(self.kind or 0)
 
     def next(self) -> str:
         found = _TOKEN.match(self.text, self.at)
@@ -84,9 +90,10 @@ class _Reader:
             rest = self.text[self.at : self.at + 20].strip()
             cut = not self.text[self.at :].strip() or rest[:1] in ("'", '"')
             raise _WrongError("unclosed" if cut else "invalid_syntax", f"unexpected {rest or 'end'!r}", self.at)
-        self.kind, self.at = found.lastgroup, found.end()
-        self.token, self.span = found[self.kind or 0], found.span(self.kind or 0)
-        return self.token
+        self.found, self.at = found, found.end()
+        self.kind = kind = found.lastgroup
+        self.token = token = found[kind or 0]
+        return token
 
     def wrong(self, reason: str) -> _WrongError:
         return _WrongError("invalid_syntax", reason, self.span[1])
@@ -177,6 +184,8 @@ class _Reader:
 
 
 def _string(reader: _Reader) -> str:
+    if "\\" not in reader.token and reader.token.isprintable():
+        return reader.token[1:-1]
     try:
         value = ast.literal_eval(_ESCAPE.sub(_kept, reader.token))
         value.encode()
