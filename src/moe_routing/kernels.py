@@ -81,7 +81,7 @@ def _inject(
     experts = columns[None, :].to(tl.int64)
     here = rows < N
     tile = here[:, None] & (columns < M)[None, :]
-    z_rows, g_rows, out_rows = z_ptr + rows * z_row, g_ptr + rows * g_row, out_ptr + rows * out_row
+    z_rows, g_rows = z_ptr + rows * z_row, g_ptr + rows * g_row
     field = tl.load(field_ptr + rows * field_stride, mask=here, other=-1)
     before = tl.load(field_ptr + (rows - 1) * field_stride, mask=here & (rows > 0), other=-1)
     inside = (field >= 0) & (field < F)
@@ -160,6 +160,7 @@ def _inject(
             stayed += block_sum(tl.where(written, stays - without, 0.0))
             total += block_sum(tl.where(at, tl.abs(whole) - tl.abs(base), 0.0))
         tl.debug_barrier()  # other threads have read entries of g that may be overwritten now
+    out_rows = out_ptr + rows * out_row  # not before: held through the kernel it spills on sm_80 and sm_100
     tl.store(out_rows[:, None] + experts * out_column, new, mask=tile)
     if TARGET != "overlap":
         tl.debug_barrier()
