@@ -3,22 +3,22 @@
 Every row of every AST category of the installed `bfcl-eval`, its gold as calls and each corruption of
 :mod:`benchmarks.corruptions`. The checker is given the calls; ours are given the text with the calls in it, which they
 parse and whose schemas they check. Printed: where the three verdicts fall, every class of disagreement with one
-example, and items a second, timed in turn.
+example, and items a second, timed in turn. Beside the three stand the checker with the decoding that it leaves to
+BFCL's model handlers, and `json.loads` of the calls' JSON alone, the floor of whoever starts from text with the
+standard library. Gold and schemas are read once, before the clock starts, as a trainer reads them once a row; what that
+costs is printed too.
 """
 
 import argparse
 import json
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.bfcl import BfclRow, read_category
-from benchmarks.bfcl_checker import bfcl_valid
-from benchmarks.bfcl_source import as_written
-from benchmarks.corruptions import CORRUPTIONS, Call, Case
-from rewards import Gold, ToolSet, as_gold, process_score, reference_rule
+from benchmarks.bfcl_items import Item, make_items
+from benchmarks.bfcl_speed import GROUP, SCORERS, preparation, rollouts, speed
+from benchmarks.corruptions import CORRUPTIONS
 
 CATEGORIES = (
     "simple_python",
@@ -32,68 +32,6 @@ CATEGORIES = (
     "live_parallel",
     "live_parallel_multiple",
 )
-_PERFECT = 1 - 1e-9
-GROUP = 8
-SCORERS = ("BFCL checker", "process score", "reference rule")
-
-
-class Item(NamedTuple):
-    """One answer to one row, ready for both sides; `verdict` is (checker, process score of 1, rule) as letters."""
-
-    row: BfclRow
-    corruption: str
-    turns: list[str]
-    calls: list[Call]
-    gold: Gold
-    tools: ToolSet
-    verdict: str = ""
-
-    def checked(self) -> bool:
-        """BFCL's verdict."""
-        return bfcl_valid(self.row.functions, self.calls, self.row.ground_truth, self.row.category)
-
-    def total(self) -> float:
-        """The process score."""
-        return process_score(self.turns, self.gold, self.tools).total
-
-    def ruled(self) -> bool:
-        """The reference rule's verdict."""
-        return reference_rule(self.turns, self.gold, self.tools)
-
-    def judged(self) -> "Item":
-        """With the three verdicts."""
-        verdicts = (self.checked(), self.total() >= _PERFECT, self.ruled())
-        return self._replace(verdict="".join("T" if verdict else "F" for verdict in verdicts))
-
-
-def as_text(calls: Sequence[Call], one_tag: bool = False) -> str:
-    """One assistant turn in the Hermes format."""
-    bodies = [list(calls)] if one_tag else list(calls)
-    return "\n".join(f"<tool_call>\n{json.dumps(body)}\n</tool_call>" for body in bodies) or "I cannot call anything."
-
-
-def make_items(categories: Iterable[str], limit: int | None) -> tuple[list[Item], list[Item]]:
-    """Judged items: all rows' gold, and the corruptions of those rows whose gold the checker accepts."""
-    golden, corrupted = [], []
-    for category in categories:
-        for row in read_category(category)[:limit]:
-            gold, tools = as_gold(row.gold), ToolSet(row.tools)
-            for name, corruption in CORRUPTIONS.items():
-                # Seeded by row and corruption, so that a new corruption changes no other.
-                case = corruption.make(row, random.Random(f"{row.id}/{name}"))
-                if case is None:
-                    continue
-                item = _item(row, name, case, gold, tools).judged()
-                (golden if name == "gold" else corrupted).append(item)
-                if name == "gold" and item.verdict[0] == "F":
-                    break
-    return golden, corrupted
-
-
-def _item(row: BfclRow, name: str, case: Case, gold: Gold, tools: ToolSet) -> Item:
-    turns = [as_text(calls, case.one_tag) for calls in case.turns]
-    calls = as_written([call for turn in case.turns for call in turn], row.functions, row.category)
-    return Item(row, name, turns, calls, as_gold(case.gold) if case.gold else gold, tools)
 
 
 def agreement(items: Iterable[Item], says: str, ours: int) -> tuple[int, int]:
@@ -111,18 +49,9 @@ def disagreements(items: Iterable[Item]) -> dict[tuple[str, str], list[Item]]:
     return dict(sorted(classes.items(), key=lambda pair: -len(pair[1])))
 
 
-def speed(items: Sequence[Item], rounds: int) -> dict[str, float]:
-    """Median items a second, the three timed in turn on the same items."""
-    from benchmarks.timing import interleave
-
-    def over(method: Callable[[Item], object]) -> Callable[[], object]:
-        return lambda: [method(item) for item in items]
-
-    timed = interleave(dict(zip(SCORERS, map(over, (Item.checked, Item.total, Item.ruled)))), rounds, warmup=1)
-    return {name: len(items) / timed.time(name).median for name in SCORERS}
-
-
-def report(golden: Sequence[Item], corrupted: Sequence[Item], rates: dict[str, dict[str, float]]) -> dict[str, Any]:
+def report(
+    golden: Sequence[Item], corrupted: Sequence[Item], rates: dict[str, dict[str, float]], preparing: float
+) -> dict[str, Any]:
     """All figures, as JSON."""
     items = [*golden, *corrupted]
     table: dict[str, dict[str, Counter[str]]] = {}
@@ -158,6 +87,7 @@ def report(golden: Sequence[Item], corrupted: Sequence[Item], rates: dict[str, d
             for (corruption, verdict), found in disagreements(items).items()
         ],
         "items_per_second": rates,
+        "microseconds_to_prepare_a_row": preparing,
     }
 
 
@@ -192,6 +122,7 @@ def show(figures: dict[str, Any], categories: Sequence[str]) -> None:
             console.print(f"{name} and checker, {side}: {count['same']} of {count['of']} agree ({share:.3%})")
     for what, rates in figures["items_per_second"].items():
         console.print(f"items/s, {what}: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()))
+    console.print(f"reading a row's gold and schemas, once: {figures['microseconds_to_prepare_a_row']:.0f} us")
 
 
 def _cell(found: Counter[str]) -> str:
@@ -211,10 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rates = {
         "gold, one answer a row": speed(golden, chosen.rounds),
         # As a trainer scores a group: the row's schemas and gold are still in the processor's cache.
-        f"gold, groups of {GROUP}": speed([item for item in golden for _ in range(GROUP)], chosen.rounds // 2 or 1),
+        f"gold, groups of {GROUP}": speed(rollouts(golden), chosen.rounds // 2 or 1),
         "corruptions": speed(corrupted, chosen.rounds // 2 or 1),
     }
-    figures = report(golden, corrupted, rates)
+    figures = report(golden, corrupted, rates, preparation(golden, chosen.rounds // 2 or 1))
     show(figures, chosen.categories)
     if chosen.out:
         chosen.out.mkdir(parents=True, exist_ok=True)

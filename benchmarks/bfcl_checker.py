@@ -6,7 +6,9 @@ the import runs with a stub for the first and a temporary project folder for the
 """
 
 import functools
+import json
 import os
+import re
 import sys
 import tempfile
 import types
@@ -17,6 +19,8 @@ from typing import Any
 
 from benchmarks.bfcl_source import language_of
 
+# How BFCL's handler of Qwen's function-calling models finds the JSON; it takes a tag in a string for the end.
+_BLOCK = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 _MODEL_CONFIG = "bfcl_eval.constants.model_config"
 
 # Rows of the pinned release whose own gold its checker rejects: no model can be right on them.
@@ -54,6 +58,22 @@ def bfcl_valid(
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
     return bool(verdict["valid"])
+
+
+def json_texts(turns: Sequence[str]) -> list[str]:
+    """What stands between the tags of a rollout."""
+    return [text for turn in turns for text in _BLOCK.findall(turn)]
+
+
+def decoded_calls(turns: Sequence[str]) -> list[dict[str, Any]]:
+    """The calls of a rollout as BFCL's handler decodes them: unreadable ones left out, nothing else checked."""
+    calls: list[Any] = []
+    for text in json_texts(turns):
+        try:
+            calls.append(json.loads(text))
+        except ValueError:
+            continue
+    return [{call["name"]: dict(call["arguments"])} for call in calls if isinstance(call, dict)]
 
 
 @functools.cache

@@ -9,10 +9,13 @@ import pytest
 pytest.importorskip("jsonschema_rs")
 pytest.importorskip("scipy")
 
-from benchmarks import bfcl_agreement
+from benchmarks import bfcl_agreement, bfcl_items
 from benchmarks.bfcl import data_folder, read_category
-from benchmarks.bfcl_agreement import CATEGORIES, Item, agreement, disagreements, make_items
+from benchmarks.bfcl_agreement import CATEGORIES, agreement, disagreements
+from benchmarks.bfcl_checker import decoded_calls
+from benchmarks.bfcl_items import Item, make_items
 from benchmarks.bfcl_source import as_written
+from benchmarks.bfcl_speed import GROUP, rollouts
 from benchmarks.corruptions import CORRUPTIONS
 from rewards import ProcessScore
 
@@ -92,11 +95,22 @@ def test_source_text() -> None:
 
 def test_a_scorer_that_accepts_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     perfect = ProcessScore(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, True)
-    monkeypatch.setattr(bfcl_agreement, "process_score", lambda *arguments: perfect)
+    monkeypatch.setattr(bfcl_items, "process_score", lambda *arguments: perfect)
     _, corrupted = make_items(["simple_python"], limit=2)
     same, of = agreement(corrupted, "F", 1)
     assert same == 0 < of
     assert ("unknown tool", "FTF") in disagreements(corrupted)
+
+
+def test_what_is_timed(items: tuple[list[Item], list[Item]]) -> None:
+    golden, _ = items
+    group = rollouts(golden[:1])
+    assert len({text for item in group for text in item.turns}) == len(group) == GROUP
+    assert all(item.judged().verdict == "TTT" for item in group)
+    for item in golden:
+        made = [{call["name"]: call["arguments"]} for call in item.row.answer]
+        assert decoded_calls(item.turns) == made
+        assert item.checked_from_text()
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
