@@ -64,4 +64,4 @@ def use_kernel(
     if torch.compiler.is_compiling() or kernel_choice(logits.device) == "torch":
         return False
     known = logits.dtype in KERNEL_DTYPES and grad_in.dtype in KERNEL_DTYPES
-    return known and 1 <= logits.shape[1] <= MAX_EXPERTS and 1 <= selected.shape[1] <= MAX_K
+    return known and 1 <= logits.shape[-1] <= MAX_EXPERTS and 1 <= selected.shape[-1] <= MAX_K

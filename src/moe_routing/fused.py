@@ -20,7 +20,6 @@ LARGE = 1 << 22
 def fused_router_gradient(
     logits: Float[Tensor, "tokens experts"],
     grad_in: Float[Tensor, "tokens experts"],
-    *,
     field: Int[Tensor, " tokens"],
     control: Float[Tensor, "fields experts"],
     selected: Int[Tensor, "tokens k"],
@@ -32,6 +31,7 @@ def fused_router_gradient(
     activation: Activation = "softmax",
     target: Target = "previous_topk",
     rho: bool = True,
+    *,
     out: Float[Tensor, "tokens experts"] | None = None,
     survival: bool = False,
     block: int = 16,

@@ -85,17 +85,13 @@ class RouterInjection:
         return grad_out.reshape(grad_in.shape)
 
     def _steered(self, z: Tensor, g: Tensor, count: bool) -> tuple[Tensor, SumCount | None]:
-        if use_kernel(z, g, self.selected):
-            return fused_router_gradient(
-                z, g, field=self.field, control=self.control, selected=self.selected, num_pairs=self.num_pairs,
-                lambda_turn=self.lambda_turn, lambda_token=self.lambda_token, gap_threshold=self.gap_threshold,
-                gate=self.gate * self.scale, activation=self.activation, target=self.target, rho=self.rho,
-                survival=count,
-            )  # fmt: skip
-        steering = Steering.of(
+        arguments = (
             z, g, self.field, self.control, self.selected, self.num_pairs, self.lambda_turn, self.lambda_token,
             self.gap_threshold, self.gate * self.scale, self.activation, self.target, self.rho,
         )  # fmt: skip
+        if use_kernel(z, g, self.selected):
+            return fused_router_gradient(*arguments, survival=count)
+        steering = Steering.of(*arguments)
         return steer_and_count(z, g, steering) if count else (steer(z, g, steering), None)
 
 

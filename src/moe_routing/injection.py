@@ -2,8 +2,7 @@
 
 ``g_out = g_in - gate * rho_t * (lambda_turn dJ_turn/dz - lambda_token d(mean loss)/dz)``
 
-The forward pass is untouched, bit for bit; the router's weight and its input get the changed gradient by the chain
-rule. This is the PyTorch reference, the twin of the fused kernel.
+The forward is untouched, bit for bit; weight and input get the change by the chain rule. ``fused`` is the kernel twin.
 """
 
 import math
@@ -68,8 +67,7 @@ def router_gradient(
 
     Raises:
         ValueError: if shapes disagree, ``k`` exceeds the number of experts, a field id has no control row, an
-            expert does not exist, or an option is unknown. Data are read for this, except under
-            ``torch.compile`` and by the kernel, for which such a token takes no part.
+            expert does not exist, or an option is unknown. ``torch.compile`` and the kernel look at no id.
 
     Reference: paper appendix C.5 and algorithm 1; rho's norm and its maximum over the field are ours.
 
@@ -84,18 +82,14 @@ def router_gradient(
     check(logits, grad_in, field, control, selected, activation, target)
     if (isinstance(gate, (int, float)) and gate == 0) or (lambda_turn == 0 and lambda_token == 0):
         return grad_in
+    arguments = (
+        logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
+        activation, target, rho,
+    )  # fmt: skip
     if fused:
-        return fused_router_gradient(
-            logits, grad_in, field=field, control=control, selected=selected, num_pairs=num_pairs,
-            lambda_turn=lambda_turn, lambda_token=lambda_token, gap_threshold=gap_threshold, gate=gate,
-            activation=activation, target=target, rho=rho,
-        )[0]  # fmt: skip
+        return fused_router_gradient(*arguments)[0]
     with torch.no_grad():
-        steering = Steering.of(
-            logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
-            activation, target, rho,
-        )  # fmt: skip
-        return steer(logits, grad_in, steering)
+        return steer(logits, grad_in, Steering.of(*arguments))
 
 
 @torch.no_grad()
