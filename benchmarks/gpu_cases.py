@@ -98,7 +98,8 @@ def make_call(
     random = torch.Generator(device).manual_seed(seed)
     spans = _spans(tokens, mean_field, device, random)
     count = int(spans.max()) + 1 if tokens else 1
-    shape, wide = (tokens, router.experts), {"device": device, "generator": random}
+    shape = (tokens, router.experts)
+    wide: dict[str, Any] = {"device": device, "generator": random}
     drift = torch.randn(count, router.experts, **wide)
     logits = torch.randn(shape, **wide).mul_(0.5).add_(drift[spans])
     field = count - 1 - spans  # descending: nothing may rely on ids that ascend

@@ -366,6 +366,20 @@ def test_launches_are_what_the_device_ran(device, monkeypatch):
     assert gpu_timing.launches(lambda: None) == ["Memset", "_inject"]
 
 
+def test_sizes_that_do_not_fit_are_left_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    race = Race("cpu", Budget(60), with_compile=False)
+    race.clock.on_gpu = True
+    assert race._has_memory("small", 2**20)
+    assert not race._has_memory("large", 2**26)
+    assert race.budget.left_out == ["large: needs 4 GiB of memory"]
+    budget = Budget(60)
+    assert not list(gpu_router_gradient._far_rows("cpu", budget))
+    assert "beyond 2³¹ elements needs 32 GiB, 1 are free" in budget.left_out[0]
+
+
 def test_every_check_is_compiled_ahead():
     pytest.importorskip("triton")
     listed = list(checks("cpu", (40,), full=False))
