@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, select, statistics_dtype
+from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, statistics_dtype
+from moe_routing.blocks import select_rows
 from moe_routing.fields import check_selection, recorded_rows
 from moe_routing.router import usable_rows
 from moe_routing.sums import SumCount, all_reduce_sums
@@ -46,11 +47,12 @@ class LoadBalance:
         require_shape("mask", mask, (probs.shape[-2],), like)
         check_selection(selected, probs.shape[-1], like)
         dtype = statistics_dtype(probs)
-        counted = as_mask(mask) & recorded_rows(selected) & torch.isfinite(probs).all(-1)
-        picks = probs.new_zeros(probs.shape, dtype=dtype)
-        hits = counted[..., None].to(dtype).expand(selected.shape)
-        counts = picks.scatter_add(-1, selected.clamp(min=0).long(), hits).sum(-2)
-        prob_sum = select(counted[..., None], probs.to(compute_dtype(probs))).sum(-2, dtype=dtype)
+        # A sum of probabilities is finite just where all of them are.
+        counted = as_mask(mask) & recorded_rows(selected) & torch.isfinite(probs.detach().sum(-1))
+        hits = counted[..., None].to(dtype).expand(selected.shape).flatten(-2)
+        empty = probs.new_zeros((*probs.shape[:-2], probs.shape[-1]), dtype=dtype)
+        counts = empty.scatter_add(-1, selected.clamp(min=0).long().flatten(-2), hits)
+        prob_sum = select_rows(counted, probs.to(compute_dtype(probs))).sum(-2, dtype=dtype)
         return cls(counts, prob_sum, counted.sum(-1).to(dtype), selected.shape[-1])
 
     def __add__(self, other: "LoadBalance") -> "LoadBalance":
@@ -128,5 +130,5 @@ def router_z_loss(
     """
     require_shape("mask", mask, (logits.shape[-2],), f"logits of shape {tuple(logits.shape)}")
     counted = as_mask(mask) & usable_rows(logits)
-    wide = select(counted[..., None], logits.to(compute_dtype(logits)))
+    wide = select_rows(counted, logits.to(compute_dtype(logits)))
     return SumCount.of(torch.logsumexp(wide, dim=-1).square(), counted).compute().to(wide.dtype)

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from credit._safe import select
+
 # Per thread: 512 KiB of float32. Four such tables share a core's 2 MiB; of much smaller ones, calls are what costs.
 BLOCK_ELEMENTS = 2**17
 
@@ -46,3 +48,16 @@ def replace_rows_(
     # A masked copy of the whole table costs more than a softmax; here the common case, no row, costs nothing.
     index = rows.nonzero()[:, 0]
     return x.index_copy_(0, index, values.index_select(0, index)) if index.numel() else x
+
+
+def select_rows(
+    rows: Bool[Tensor, "*layers rows"], x: Shaped[Tensor, "*layers rows width"]
+) -> Shaped[Tensor, "*layers rows width"]:
+    """``x`` in the given rows and an exact 0 elsewhere, in the gradient too; ``x`` itself if no row is left out.
+
+    >>> select_rows(torch.tensor([True, False]), torch.tensor([[1.0], [float("nan")]]))
+    tensor([[1.],
+            [0.]])
+    """
+    # Usually none is, and a masked copy costs more than a softmax.
+    return x if on_processor(x) and bool(rows.all()) else select(rows[..., None], x)

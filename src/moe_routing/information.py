@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import compute_dtype, require_shape, safe_divide, select, statistics_dtype
+from moe_routing.blocks import select_rows
 from moe_routing.fields import check_ids, check_tokens
 from moe_routing.sums import all_reduce_sums
 
@@ -100,7 +101,7 @@ class TurnStatistics:
         require_shape("eligible", eligible, (fields,), f"usage of shape {tuple(usage.shape)}")
         dtype = statistics_dtype(usage)
         counted = eligible & finite_turns(usage)
-        q = select(counted[:, None], usage.to(dtype))
+        q = select_rows(counted.expand(usage.shape[:-1]), usage.to(dtype))
         y = (labels & counted[:, None]).to(dtype)
         return cls(q.sum(-2), y.T @ q, y.sum(0), counted.sum())
 
@@ -147,4 +148,6 @@ class TurnStatistics:
 
 def finite_turns(usage: Float[Tensor, "*layers fields experts"]) -> Bool[Tensor, " fields"]:
     """True for the turns whose usage is finite in every layer."""
-    return torch.isfinite(usage).movedim(-2, 0).flatten(1).all(1)
+    # Entries lie in [0, 1], so that their sum is finite just where all of them are.
+    finite = torch.isfinite(usage.detach().sum(-1))
+    return finite if finite.dim() == 1 else finite.flatten(0, -2).all(0)

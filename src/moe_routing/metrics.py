@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, safe_divide, safe_log, select
-from moe_routing.blocks import on_processor, row_blocks
+from credit._safe import as_mask, compute_dtype, safe_divide, select
+from moe_routing.blocks import on_processor, row_blocks, select_rows
 from moe_routing.fields import check_ids, check_selection, check_tokens, neighbours, recorded_rows, shift_rows
 from moe_routing.sums import SumCount
 
@@ -207,7 +207,9 @@ def router_entropy(probs: Float[Tensor, "tokens experts"], mask: Shaped[Tensor, 
     check_tokens("mask", mask, probs.shape[0], f"probs of shape {tuple(probs.shape)}")
     wide = probs.to(compute_dtype(probs))
     counted = as_mask(mask)
-    return SumCount.of(entropy(select(counted[:, None], wide)), counted).compute().to(wide.dtype)
+    # A gradient must not meet what lies under the mask; a value is masked in the sum.
+    clean = select_rows(counted, wide) if wide.requires_grad else wide
+    return SumCount.of(entropy(clean), counted).compute().to(wide.dtype)
 
 
 def entropy(probs: Float[Tensor, "... experts"]) -> Float[Tensor, "..."]:
@@ -216,8 +218,19 @@ def entropy(probs: Float[Tensor, "... experts"]) -> Float[Tensor, "..."]:
     >>> entropy(torch.tensor([0.5, 0.5, 0.0]))
     tensor(0.6931)
     """
-    # Subtracted from 0 so that certainty reads 0 and not -0.
-    return 0 - (probs * safe_log(probs)).sum(-1)
+    # A floor instead of a case for 0: x log x is 0 there all the same. Subtracted so that certainty reads 0, not -0.
+    return 0 - (probs * probs.clamp(min=torch.finfo(probs.dtype).tiny).log()).sum(-1)
+
+
+def entropy_(probs: Float[Tensor, "... experts"], log_probs: Float[Tensor, "... experts"]) -> Float[Tensor, "..."]:
+    """:func:`entropy` where the logarithms are at hand, without a gradient; overwrites ``log_probs``.
+
+    >>> log_probs = torch.tensor([0.0, 0.0, -torch.inf]).log_softmax(-1)
+    >>> entropy_(log_probs.exp(), log_probs)
+    tensor(0.6931)
+    """
+    # 0 * -inf is no number; and no product of matrices, which autocast would round.
+    return 0 - log_probs.clamp_(min=torch.finfo(log_probs.dtype).min).mul_(probs).sum(-1)
 
 
 def _present_counts(

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import safe_divide, select
-from moe_routing.blocks import on_processor
+from moe_routing.blocks import on_processor, select_rows
 from moe_routing.fields import check_selection, check_tokens, count_pairs, shift_rows
 from moe_routing.metrics import changed_experts
 from moe_routing.router import Activation, router_log_probs, usable_rows
@@ -62,7 +62,7 @@ def token_consistency_loss(
     check_selection(selected, logits.shape[1], like)
     check_target(target)
     usable = usable_rows(logits)
-    log_probs = router_log_probs(torch.where(usable[:, None], logits, torch.zeros_like(logits)), activation)
+    log_probs = router_log_probs(select_rows(usable, logits), activation)
     pairs = close_pairs(selected, field, gap_threshold).among(usable)
     if target == "overlap":
         loss = 1 - (shift_rows(log_probs).detach().exp() * log_probs.exp()).sum(-1)

@@ -63,7 +63,8 @@ def router_probs(
     >>> router_probs(torch.zeros(1, 4))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    return router_log_probs(logits, activation).exp()
+    check_activation(activation)
+    return torch.softmax(router_scores(logits.to(compute_dtype(logits)), activation), dim=-1)
 
 
 def usable_rows(logits: Float[Tensor, "*layers tokens experts"]) -> Bool[Tensor, "*layers tokens"]:

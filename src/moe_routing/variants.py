@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import compute_dtype, require_shape, safe_divide, select
+from moe_routing.blocks import select_rows
 from moe_routing.consensus import consensus_experts, consensus_mask
 from moe_routing.fields import check_tokens, neighbours, recorded_rows, shift_rows
 from moe_routing.router import Activation, router_log_probs, router_probs, usable_rows
@@ -153,7 +154,7 @@ def _prepare(logits: Tensor, selected: Tensor, field: Tensor, size: int | None) 
     check_tokens("selected", selected, logits.shape[0], like)
     check_tokens("field", field, logits.shape[0], like)
     usable = usable_rows(logits)
-    z = torch.where(usable[:, None], logits, torch.zeros_like(logits))
+    z = select_rows(usable, logits)
     experts = logits.shape[1]
     members = consensus_experts(selected, field, experts, selected.shape[-1] if size is None else size)
     return z, usable, consensus_mask(field, members, experts)

@@ -118,7 +118,7 @@ MUTANTS = {
     ),
     "usage counts twice": (
         "information", "TurnStatistics", checks.check_information,
-        "q = select(counted[:, None], usage.to(dtype))", "q = select(counted[:, None], usage.to(dtype)) * 2",
+        "usage.shape[:-1]), usage.to(dtype))", "usage.shape[:-1]), usage.to(dtype) * 2)",
     ),
     "information counts turns that do not exist": (
         "information", "TurnStatistics", checks.check_information,
