@@ -220,6 +220,13 @@ def test_offsets_beyond_two_to_the_31(strides):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
+def test_a_gradient_that_sum_expanded():
+    case = sized(5, 6, 2)
+    case = replace(case, grad_in=torch.ones(()).expand(5, 6))
+    got, _ = fused.fused_router_gradient(case.logits, case.grad_in, **case.options)
+    assert_same(got, case)
+
+
 def test_ids_out_of_range_take_no_part():
     case = sized(6, 5, 2, field=torch.tensor([0, 0, 7, 7, 1, 1]), gap_threshold=1.0)
     selected = case.options["selected"].clone()
