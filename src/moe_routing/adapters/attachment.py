@@ -73,14 +73,14 @@ class Attachment:
 
     def _source_hook(self, layer: int) -> Any:
         def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            if self._phase is not None:
+            if self._phase is not None and module is self.routers[layer].source:
                 self._source_output[layer] = output
 
         return torch.compiler.disable(keep)  # type: ignore[no-untyped-call]
 
     def _router_hook(self, layer: int, site: RouterSite) -> Any:
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self._phase is None:
+            if self._phase is None or module is not site.module:  # a copy of the model copies its hooks
                 return
             logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
             self._phase.visit(layer, site, logits, output)

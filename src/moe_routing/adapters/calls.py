@@ -1,6 +1,7 @@
 """What is put around the forward of a router: a break in the compiled graph, logits in a wider dtype if asked for, and
 an injection that spares the input."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -78,11 +79,22 @@ class RouterCall:
         site.module.forward = self
 
     def remove(self) -> None:
-        """Give the router its own forward back."""
-        if self._replaced is None:
+        """Give the router its own forward back, whatever other control was attached since."""
+        outer = vars(self.site.module).get("forward")
+        if outer is not self:
+            while isinstance(outer, RouterCall) and outer._replaced is not self:
+                outer = outer._replaced
+            # Inside a wrapper of another library it stays: without a phase it only passes on.
+            if isinstance(outer, RouterCall):
+                outer._replaced, outer._forward = self._replaced, self._forward
+        elif self._replaced is None:
             del self.site.module.forward
         else:
             self.site.module.forward = self._replaced
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copied model is not attached: its router runs the forward of its own."""
+        return copy.deepcopy(self._forward, memo)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._uncompiled(*args, **kwargs)

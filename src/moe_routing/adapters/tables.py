@@ -70,7 +70,17 @@ class RoutingRecord:
 
     def __add__(self, other: "RoutingRecord") -> "RoutingRecord":
         if not (torch.equal(self.labels, other.labels) and torch.equal(self.kind, other.kind)):
-            raise ValueError("labels and kind number the fields of the whole batch: they must not change between calls")
+            raise ValueError(
+                "labels and kind number the fields of the whole batch: they must not change between calls; discard() "
+                "drops a batch that was given up"
+            )
+        twice = ((self.tokens > 0) & (other.tokens > 0)).nonzero()[:, 0].tolist()
+        if twice:
+            raise ValueError(
+                f"field {twice[0]} (and {len(twice) - 1} more) has tokens in two recorded forwards, and its turn would "
+                "count twice: a field lies in one micro-batch, and each is recorded once; discard() drops a batch that "
+                "was given up"
+            )
         return replace(
             self,
             statistics=tuple(a + b for a, b in zip(self.statistics, other.statistics)),

@@ -123,7 +123,7 @@ class RoutingControl:
 
         Raises:
             RuntimeError: inside another ``record`` or ``bind``, or if a router did not run.
-            ValueError: if shapes disagree or change between micro-batches.
+            ValueError: if shapes disagree or labels change between micro-batches, or a field is recorded twice.
         """
         phase = Recording(field.detach().reshape(-1), labels.shape[0])
         with self._attachment.during(phase):
@@ -154,6 +154,10 @@ class RoutingControl:
         for group in self.batch_groups if process_group is None else [process_group]:
             record = record.reduce(group)
         return record.tables(opening, normalizer=self.normalizer, min_turns=self.min_turns, reduction=self.reduction)
+
+    def discard(self) -> None:
+        """Drop what was recorded since the last tables: the batch was given up, after an error for instance."""
+        self._record = None
 
     @contextmanager
     def bind(

@@ -77,6 +77,7 @@ class TurnRouting:
             ValueError: if the two tensors differ in shape.
         """
         require_shape("turn", turn, tuple(completion_ids.shape), "completion_ids")
+        self.control.discard()
         kind, calls = torch.full(turn.shape, int(FieldKind.NONE)), dict[tuple[int, int], str | None]()
         numbers, tokens = turn.cpu(), completion_ids.cpu()
 
