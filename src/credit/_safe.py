@@ -32,7 +32,7 @@ def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[T
 
 def bit_mask(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Shaped[Tensor, "..."]:
     """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`."""
-    return mask.to(torch.int64 if dtype is torch.float64 else torch.int32).neg_()
+    return mask.to({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).neg_()
 
 
 def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:

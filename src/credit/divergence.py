@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from credit._safe import MAX_LOG_RATIO, compute_dtype, require_shape, select
+from credit._safe import MAX_LOG_RATIO, bit_mask, compute_dtype, keep_, require_shape
 
 
 def kl_k3(
@@ -49,13 +49,15 @@ class _K3(torch.autograd.Function):
     def forward(ctx: Any, logp: Tensor, ref_logp: Tensor) -> Tensor:
         dtype = compute_dtype(logp)
         apart = ref_logp.to(dtype) - logp.to(dtype)
-        bounded = apart.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        inside = ~(apart.abs() > MAX_LOG_RATIO)
+        bounded = apart.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         growth = torch.expm1(bounded)
-        ctx.save_for_backward((-growth).masked_fill_(apart.abs() > MAX_LOG_RATIO, 0.0).to(logp.dtype))
-        return (growth - bounded).clamp(min=0.0).to(logp.dtype)
+        value = torch.sub(growth, bounded, out=bounded).clamp_(min=0.0)
+        ctx.save_for_backward(keep_(growth.neg_(), bit_mask(inside, dtype)).to(logp.dtype))
+        return value.to(logp.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        return select(grad != 0, grad * slope), None
+        return keep_(grad * slope, bit_mask(grad != 0, grad.dtype)), None

@@ -145,7 +145,8 @@ class _Surrogate(torch.autograd.Function):
         wide = statistics_dtype(ratio)
         sums = torch.stack([figure.to(wide) for figure in (*counts, kl_sum, ratio_max)])
         ctx.mark_non_differentiable(sums)
-        return (-gain @ weight).to(logp.dtype), sums
+        # No dot product: autocast would run one in half precision.
+        return (-gain * weight).sum().to(logp.dtype), sums
 
     @staticmethod
     @once_differentiable

@@ -93,7 +93,8 @@ def segment_statistics(
     """
     require_shape("segments", segments, tuple(advantages.shape), "advantages")
     values = advantages.detach().to(statistics_dtype(advantages))
-    sums = _sum_by_segment([torch.ones_like(values), values, values * values, values == 0], segments, num_segments)
+    cells = _cells(segments, num_segments)
+    sums = _sum_by_segment([torch.ones_like(values), values, values * values, values == 0], cells, num_segments)
     return SegmentStatistics(*sums)
 
 
@@ -146,10 +147,12 @@ def clip_statistics(
     ratio = change.exp()
     low, high, dual = clipped(ratio, advantages.detach().to(dtype), clip_low, clip_high, dual_clip)
     kl = torch.expm1(change).sub_(change).to(wide)
-    sums = _sum_by_segment([torch.ones_like(kl), low, high, dual, kl], segments, num_segments)
-    largest = ratio.new_zeros(num_segments + 2)
-    largest = largest.scatter_reduce(0, _slots(segments, num_segments), ratio.flatten(), "amax")
-    return ClipStatistics(*sums, largest[1:-1].to(wide))
+    cells = _cells(segments, num_segments)
+    parts = [torch.ones_like(kl), low, high, dual, kl]
+    tokens, clipped_low, clipped_high, clipped_dual, kl_sum = _sum_by_segment(parts, cells, num_segments)
+    largest = ratio.new_zeros(_SETS * (num_segments + 2)).scatter_reduce(0, cells, ratio.flatten(), "amax")
+    ratio_max = largest.view(_SETS, -1).amax(0)[1:-1].to(wide)
+    return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max)
 
 
 def clipped(
@@ -165,16 +168,21 @@ def clipped(
     return falls & (ratio < 1 - clip_low), rises & (ratio > 1 + clip_high), dual
 
 
+# A sum must wait for the one before it to reach its cell; neighbouring tokens go to different sets of cells.
+_SETS = 8
+
+
 def _sum_by_segment(
-    values: Sequence[Shaped[Tensor, "batch tokens"]], segments: Int[Tensor, "batch tokens"], num_segments: int
+    values: Sequence[Shaped[Tensor, "batch tokens"]], cells: Int[Tensor, " entries"], num_segments: int
 ) -> list[Float[Tensor, " segments"]]:
     """Sums of each kind of value; what the tokens of no segment hold goes into sums that are thrown away."""
-    slots, dtype = _slots(segments, num_segments), statistics_dtype(values[0])
-    # One kind at a time: adding whole columns of kinds at once takes six times as long on a CPU.
-    empty = torch.zeros(num_segments + 2, dtype=dtype, device=segments.device)
-    return [empty.index_add(0, slots, each.flatten().to(dtype))[1:-1] for each in values]
+    empty = torch.zeros(_SETS * (num_segments + 2), dtype=statistics_dtype(values[0]), device=cells.device)
+    # One kind at a time: adding whole columns of kinds at once takes several times as long on a CPU.
+    sums = [empty.scatter_add(0, cells, each.flatten().to(empty.dtype)) for each in values]
+    return [each.view(_SETS, -1).sum(0)[1:-1] for each in sums]
 
 
-def _slots(segments: Int[Tensor, "batch tokens"], num_segments: int) -> Int[Tensor, " entries"]:
-    """Segments counted from 1; 0 is no segment, ``num_segments + 1`` one that is not reported."""
-    return segments.flatten().long().clamp(-1, num_segments) + 1
+def _cells(segments: Int[Tensor, "batch tokens"], num_segments: int) -> Int[Tensor, " entries"]:
+    """Cell of each token. In a set, 0 is no segment and ``num_segments + 1`` one that is not reported."""
+    position = torch.arange(segments.shape[1], device=segments.device)
+    return (segments.long().clamp(-1, num_segments) + (1 + (num_segments + 2) * (position % _SETS))).flatten()

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, select
+from credit._safe import as_mask, bit_mask, compute_dtype, keep_, require_shape, safe_divide
 
 
 def format_weighted_ce(
@@ -57,10 +57,15 @@ def format_weighted_ce(
             row, column = outside.nonzero()[0].tolist()
             raise ValueError(f"format_mask[{row}, {column}] is set, but mask[{row}, {column}] is not")
     dtype = compute_dtype(logp)
-    per_target = select(target, _share(target, denominator, dtype))
-    per_token = per_target + weight * select(protocol, _share(protocol, format_denominator, dtype))
+    per_token = _on(target, _share(target, denominator, dtype))
+    per_token += _on(protocol, weight * _share(protocol, format_denominator, dtype))
     loss: Tensor = _WeightedCE.apply(logp, target, per_token)  # type: ignore[no-untyped-call]
     return loss
+
+
+def _on(mask: Bool[Tensor, "batch tokens"], value: Float[Tensor, ""]) -> Float[Tensor, "batch tokens"]:
+    """The value on the tokens of the mask, 0 elsewhere."""
+    return keep_(value.expand(mask.shape).clone(), bit_mask(mask, value.dtype))
 
 
 def _share(mask: Tensor, denominator: int | float | Tensor | None, dtype: torch.dtype) -> Float[Tensor, ""]:
@@ -76,9 +81,10 @@ class _WeightedCE(torch.autograd.Function):
     def forward(ctx: Any, logp: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.dtype = logp.dtype
-        return -(select(mask, logp).to(weight.dtype) * weight).sum().to(logp.dtype)
+        trained = keep_(logp.to(weight.dtype, copy=True), bit_mask(mask, weight.dtype))
+        return -trained.mul_(weight).sum().to(logp.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
-        return (-weight * grad.to(weight.dtype)).to(ctx.dtype), None, None
+        return (weight * -grad.to(weight.dtype)).to(ctx.dtype), None, None

@@ -57,6 +57,8 @@ def check_run_ids(fn: Fn) -> None:
         assert got.tolist() == reference.run_ids(mask.tolist())
         for dtype in (torch.int8, torch.int64, torch.bfloat16):
             assert torch.equal(fn(mask.to(dtype)), got)
+    alternating = torch.arange(600)[None] % 2 == 0
+    assert int(fn(alternating).max()) == 299
 
 
 def check_tool_summary(fn: Fn) -> None:
