@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import require_shape, safe_divide, select
+from credit._safe import require_shape, safe_divide, select, statistics_dtype
 from moe_routing.information import TurnStatistics, finite_turns
 
 MIN_TURNS = 8
@@ -75,7 +75,9 @@ def per_turn_pmi(
     """``sum_o pmi_o(e, y_io)`` of each field, or the mean over operations."""
     check_reduction(reduction)
     absent, present = pmi.unbind(-2)
-    row = labels.to(pmi.dtype) @ (present - absent) + absent.sum(-2, keepdim=True)
+    # In float64, which autocast leaves alone: it would run a float32 product in half precision.
+    wide = statistics_dtype(pmi)
+    row = (labels.to(wide) @ (present - absent).to(wide)).to(pmi.dtype) + absent.sum(-2, keepdim=True)
     return row / max(labels.shape[-1], 1) if reduction == "mean" else row
 
 
