@@ -62,7 +62,7 @@ def light(examples):
     return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@light(40)
+@light(25)
 @given(seeds)
 def test_equals_pytorch_in_float64(seed):
     check_equal(seed)
@@ -178,7 +178,7 @@ def test_a_finite_gradient_never_overflows(dtype):
     assert torch.equal(run(case)[0], case.grad_in)
 
 
-@light(12)
+@light(8)
 @given(seeds)
 def test_survival_is_that_of_pytorch(seed):
     case = kernel_case(seed)
