@@ -11,7 +11,7 @@ from torch import Tensor
 from credit._safe import compute_dtype, require_shape, safe_divide, select
 from moe_routing.blocks import select_rows
 from moe_routing.consensus import consensus_experts, consensus_mask
-from moe_routing.fields import check_tokens, neighbours, recorded_rows, shift_rows
+from moe_routing.fields import check_selection, check_tokens, neighbours, recorded_rows, shift_rows
 from moe_routing.router import Activation, router_log_probs, router_probs, usable_rows
 from moe_routing.sums import SumCount
 
@@ -72,7 +72,7 @@ def switch_reg(
     >>> switch_reg(torch.zeros(2, 4), torch.tensor([[0], [1]]), torch.tensor([0, 0]))[0]
     tensor([0.0000, 0.7500])
     """
-    z, usable, _ = _prepare(logits, selected, field, None)
+    z, usable = _usable(logits, selected, field)
     probs = router_probs(z, activation)
     valid = neighbours(field) & usable & shift_rows(usable)
     return select(valid, 1 - (shift_rows(probs) * probs).sum(-1)), valid
@@ -148,13 +148,19 @@ def turn_switch_reg(
     return SumCount.of(1 - (clean[..., 1:, :] * clean[..., :-1, :]).sum(-1), pair)
 
 
-def _prepare(logits: Tensor, selected: Tensor, field: Tensor, size: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits without unusable rows, the rows that are usable, and the consensus as a mask over experts."""
+def _usable(logits: Tensor, selected: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits without unusable rows, and the rows that are usable."""
     like = f"logits of shape {tuple(logits.shape)}"
     check_tokens("selected", selected, logits.shape[0], like)
     check_tokens("field", field, logits.shape[0], like)
+    check_selection(selected, logits.shape[1], like)
     usable = usable_rows(logits)
-    z = select_rows(usable, logits)
+    return select_rows(usable, logits), usable
+
+
+def _prepare(logits: Tensor, selected: Tensor, field: Tensor, size: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`_usable`, and the consensus as a mask over experts."""
+    z, usable = _usable(logits, selected, field)
     experts = logits.shape[1]
     members = consensus_experts(selected, field, experts, selected.shape[-1] if size is None else size)
     return z, usable, consensus_mask(field, members, experts)
