@@ -53,7 +53,8 @@ def test_a_wrapper_put_on_later_is_kept():
     inner = router.forward
     router.forward = lambda *args: (calls.append(args), inner(*args))[1]
     control.detach()
-    assert steering.equal(steering.plain(model), base) and len(calls) == 1
+    assert steering.equal(steering.plain(model), base)
+    assert len(calls) == 1
 
 
 def test_a_field_counts_once():
@@ -62,7 +63,7 @@ def test_a_field_counts_once():
         want = steering.record(control, model)
         with torch.no_grad(), control.record(steering.fields(), steering.labels(), steering.kinds()):
             steering.forward(model, steering.tokens())
-        with pytest.raises(ValueError, match="field 0 .and 14 more. has tokens in two recorded forwards"):
+        with pytest.raises(ValueError, match=r"field 0 \(and 14 more\) has tokens in two recorded forwards"):
             steering.record(control, model)
         control.discard()
         assert torch.equal(steering.record(control, model).control, want.control)
