@@ -16,9 +16,10 @@ from moe_routing.adapters.tables import RoutingRecord, RoutingTables
 from moe_routing.fields import check_ids, check_tokens
 from moe_routing.hooks import Report, RouterInjection
 from moe_routing.information import field_means
+from moe_routing.metrics import entropy_
 from moe_routing.router import router_log_probs
 
-Observer = Callable[[int, Int[Tensor, "tokens k"], Float[Tensor, "tokens experts"]], None]
+Observer = Callable[[int, Int[Tensor, "tokens k"], Float[Tensor, " tokens"], int], None]
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Recording:
     Stored by layer, not added: the second run of a checkpointed router puts the same value in the same place.
 
     Attributes:
-        observe: called with the layer, its selection and its log-probabilities whenever a router ran.
+        observe: called with the layer, its selection, its entropy and its number of experts whenever a router ran.
     """
 
     field: Int[Tensor, " tokens"]
@@ -45,9 +46,10 @@ class Recording:
         flat = logits.detach().reshape(-1, logits.shape[-1])
         check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
         log_probs = router_log_probs(flat, site.activation)
-        self.usage[layer], _ = field_means(log_probs.exp(), self.field.to(flat.device), self.num_fields)
+        probs = log_probs.exp()
+        self.usage[layer], _ = field_means(probs, self.field.to(flat.device), self.num_fields)
         if self.observe is not None:
-            self.observe(layer, site.selected(output, logits), log_probs)
+            self.observe(layer, site.selected(output, logits), entropy_(probs, log_probs), probs.shape[-1])
 
     def record(
         self,
@@ -80,7 +82,10 @@ class Binding:
     """Puts the injection of one micro-batch on the logits of every router that runs.
 
     Attributes:
+        seen: whether a router ran.
+        reached: whether the logits of one of them will get a gradient to steer.
         side: by layer, where the injection of a router waits if it must not pass through the router's input.
+        frozen: layers that have nothing to steer, since only their weights may move and those are frozen.
     """
 
     field: Int[Tensor, " tokens"]
@@ -88,7 +93,9 @@ class Binding:
     settings: Callable[..., RouterInjection]
     report: Report
     seen: bool = False
+    reached: bool = False
     side: dict[int, list[Tensor]] = dataclass_field(default_factory=dict)
+    frozen: set[int] = dataclass_field(default_factory=set)
 
     @property
     def acts(self) -> bool:
@@ -105,8 +112,9 @@ class Binding:
         check_tokens("field", self.field, tokens, like)
         table = self.tables.control[layer]
         require_shape("control", table, (*table.shape[:1], logits.shape[-1]), like)
-        if not self.acts:
+        if not self.acts or layer in self.frozen:
             return
+        self.reached = True
         side = self.side.pop(layer, None)
         stash = Stash(logits, site.selected(output, logits))
         logits.register_hook(lambda grad: self._steer(layer, site, stash, grad, side))  # type: ignore[no-untyped-call]

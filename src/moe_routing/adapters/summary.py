@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from moe_routing.adapters.routers import RouterSite, find_routers
 from moe_routing.fields import check_ids, check_tokens
+from moe_routing.metrics import entropy_
 from moe_routing.router import router_log_probs
 from moe_routing.selection import FieldSelection
 from moe_routing.summary import RoutingSummary, field_owner
@@ -21,8 +21,9 @@ class SelectionObserver:
         field: field id of each token, flat.
         num_fields: above every id.
 
+    >>> import torch
     >>> observer = SelectionObserver(torch.tensor([0, 0]), 1)
-    >>> observer(0, torch.tensor([[0], [1]]), torch.zeros(2, 2) - 0.5)
+    >>> observer(0, torch.tensor([[0], [1]]), torch.zeros(2), 2)
     >>> observer.selection().counts.tolist()
     [[[1, 1]]]
     """
@@ -33,14 +34,11 @@ class SelectionObserver:
         self.layers: dict[int, FieldSelection] = {}
 
     def __call__(
-        self, layer: int, selected: Int[Tensor, "tokens k"], log_probs: Float[Tensor, "tokens experts"]
+        self, layer: int, selected: Int[Tensor, "tokens k"], entropy: Float[Tensor, " tokens"], num_experts: int
     ) -> None:
         """The router of ``layer`` ran; a later run of it replaces this one."""
-        # An expert of probability 0 would count 0 * -inf.
-        certain = 0 - (log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
-        self.layers[layer] = FieldSelection.of(
-            selected.detach().long(), certain, self.field.to(log_probs.device), self.num_fields, log_probs.shape[-1]
-        )
+        field = self.field.to(entropy.device)
+        self.layers[layer] = FieldSelection.of(selected.detach().long(), entropy, field, self.num_fields, num_experts)
 
     def selection(self) -> FieldSelection:
         """All layers that ran, in order."""
@@ -61,6 +59,7 @@ class SummaryRecorder:
         NotImplementedError: if a router of the model is not known.
         RuntimeError: from :attr:`summary`, if a router did not run.
 
+    >>> import torch
     >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
     >>> model = Qwen3MoeModel(Qwen3MoeConfig(
     ...     vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
@@ -123,6 +122,8 @@ class SummaryRecorder:
             logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
             flat = logits.detach().reshape(-1, logits.shape[-1])
             check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
-            self._observer(layer, site.selected(output, logits), router_log_probs(flat, site.activation))
+            log_probs = router_log_probs(flat, site.activation)
+            entropy = entropy_(log_probs.exp(), log_probs)
+            self._observer(layer, site.selected(output, logits), entropy, log_probs.shape[-1])
 
         return after
