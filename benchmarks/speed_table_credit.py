@@ -226,9 +226,9 @@ def _case(name: str, make: Callable[[int], Made], largest: int, unit: str, naive
 
 BATCH = "rollouts of 256 tokens"
 CASES: tuple[Case, ...] = (
-    _case("run_ids", run_ids_case, ROWS, BATCH, LOOP, naive_at=128, note="a running sum has int64 on the way"),
+    _case("run_ids", run_ids_case, ROWS, BATCH, LOOP, naive_at=128, note="a running sum, then widened to int64"),
     _case("tool_summary_segments", tool_summary_case, ROWS, BATCH, LOOP, naive_at=128,
-          note="runs first, then their last one, then a choice: three passes over int64"),
+          note="runs first, then the last of each row, then two masks, widened to int64"),
     _case("spans_to_segments", spans_case, 8192, "spans", LOOP, note="the running sum of the edges, in int64"),
     _case("has_segment", has_segment_case, ROWS, BATCH, "`(segments == s).any(1)`",
           note="PyTorch compares to booleans one entry at a time"),

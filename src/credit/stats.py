@@ -94,7 +94,7 @@ def segment_statistics(
     require_shape("segments", segments, tuple(advantages.shape), "advantages")
     values = advantages.detach().to(statistics_dtype(advantages))
     cells = _cells(segments, num_segments)
-    sums = _sum_by_segment([torch.ones_like(values), values, values * values, values == 0], cells, num_segments)
+    sums = _sum_by_segment([values, values * values, values == 0], cells, num_segments)
     return SegmentStatistics(*sums)
 
 
@@ -148,8 +148,8 @@ def clip_statistics(
     low, high, dual = clipped(ratio, advantages.detach().to(dtype), clip_low, clip_high, dual_clip)
     kl = torch.expm1(change).sub_(change).to(wide)
     cells = _cells(segments, num_segments)
-    parts = [torch.ones_like(kl), low, high, dual, kl]
-    tokens, clipped_low, clipped_high, clipped_dual, kl_sum = _sum_by_segment(parts, cells, num_segments)
+    sums = _sum_by_segment([low, high, dual, kl], cells, num_segments)
+    tokens, clipped_low, clipped_high, clipped_dual, kl_sum = sums
     largest = ratio.new_zeros(_SETS * (num_segments + 2)).scatter_reduce(0, cells, ratio.flatten(), "amax")
     ratio_max = largest.view(_SETS, -1).amax(0)[1:-1].to(wide)
     return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max)
@@ -175,10 +175,11 @@ _SETS = 8
 def _sum_by_segment(
     values: Sequence[Shaped[Tensor, "batch tokens"]], cells: Int[Tensor, " entries"], num_segments: int
 ) -> list[Float[Tensor, " segments"]]:
-    """Sums of each kind of value; what the tokens of no segment hold goes into sums that are thrown away."""
+    """Tokens, then sums of each kind of value; what tokens of no segment hold goes into sums that are thrown away."""
     empty = torch.zeros(_SETS * (num_segments + 2), dtype=statistics_dtype(values[0]), device=cells.device)
     # One kind at a time: adding whole columns of kinds at once takes several times as long on a CPU.
-    sums = [empty.scatter_add(0, cells, each.flatten().to(empty.dtype)) for each in values]
+    sources = (empty.new_ones(1).expand(cells.shape), *(each.flatten() for each in values))
+    sums = [empty.scatter_add(0, cells, each.to(empty.dtype)) for each in sources]
     return [each.view(_SETS, -1).sum(0)[1:-1] for each in sums]
 
 

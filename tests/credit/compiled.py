@@ -1,6 +1,6 @@
 """Run as a script, without the type checker: credit and loss compiled, on two batches of different size.
 
-Arguments: the backend, and "all" or "core" for how many of the cases. Each is compiled whole and once: no graph break,
+Arguments: the backend, and "core" or "more" for which of the cases. Each is compiled whole and once: no graph break,
 no second compilation when the batch has another size. Values and gradients are those of eager mode.
 """
 
@@ -112,7 +112,7 @@ def forward_backward(function: Function, batch: Batch, wanted: str) -> list[Tens
 
 def main(backend: str, which: str) -> None:
     more = {**MORE, **{name: ("", function) for name, function in IDS.items()}}
-    for name, (wanted, function) in {**CORE, **(more if which == "all" else {})}.items():
+    for name, (wanted, function) in (CORE if which == "core" else more).items():
         torch._dynamo.reset()
         counter = CompileCounterWithBackend(backend)
         compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
