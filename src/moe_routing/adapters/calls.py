@@ -115,6 +115,9 @@ class RouterCall:
         output = self._forward(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
         site, waiting = self.site, list[Tensor]()
         logits = site.logits(output) if site.source is None else self.source_output.pop(self.layer)
+        if not logits.requires_grad:
+            phase.frozen.add(self.layer)
+            return args, kwargs
         phase.side[self.layer] = waiting
         given: dict[int | str, Any] = dict(enumerate(args)) | kwargs
         at = next(key for key, value in given.items() if isinstance(value, Tensor) and value.is_floating_point())

@@ -4,6 +4,7 @@ The order of a training step: record the old-policy forwards, build the tables o
 its forward and backward run. A forward outside ``record`` and ``bind`` (generation, evaluation) is untouched.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,11 @@ from moe_routing.sums import SumCount
 from moe_routing.turns import MIN_TURNS, Reduction, check_reduction
 
 IMPLEMENTATIONS = {"torch": "PyTorch", "triton": "Triton"}
+UNREACHED = (
+    "bind() steers nothing: no gradient will reach the logits of any router. What lies before them is frozen (with "
+    "reach='router' their weights), or the forward ran without gradient, as under reentrant checkpointing with the "
+    "backward outside bind()"
+)
 
 
 class RoutingControl:
@@ -173,6 +179,9 @@ class RoutingControl:
             scale: factor between the gradient at hand and that of the plain loss: a GradScaler's scale, times the
                 number of ranks where gradients are averaged rather than added.
 
+        Warns:
+            RuntimeWarning: if no gradient will reach the logits of any router, so that nothing is steered.
+
         Raises:
             RuntimeError: inside another ``record`` or ``bind``, or if no router ran.
             ValueError: if the tables were made for another number of layers, fields or experts, or the forward has
@@ -201,6 +210,8 @@ class RoutingControl:
                 f"no router of {self._attachment.model_name} ran inside bind(): the forward bypasses its router "
                 "modules (as fused mxfp4 experts do), was compiled without them, or lies outside"
             )
+        if phase.acts and not phase.reached:
+            warnings.warn(UNREACHED, RuntimeWarning, stacklevel=3)
 
     def metrics(self) -> dict[str, float]:
         """The gate's state, and of what was injected since the last call the share that survived rounding.

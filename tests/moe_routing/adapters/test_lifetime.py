@@ -1,6 +1,8 @@
 """Copies of a model under control, several controls on one model, and batches that were given up."""
 
 import copy
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,3 +69,52 @@ def test_a_field_counts_once():
             steering.record(control, model)
         control.discard()
         assert torch.equal(steering.record(control, model).control, want.control)
+
+
+def frozen_router(model, options):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.endswith("gate.weight"))
+    return RoutingControl(model, reach="router", **options)
+
+
+def frozen_but_the_norm(model, options):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "norm.weight")
+    return RoutingControl(model, **options)
+
+
+@pytest.mark.parametrize("frozen", [frozen_router, frozen_but_the_norm])
+def test_frozen_weights_are_said_to_be_out_of_reach(frozen):
+    model = tiny_model("qwen3_moe")
+    with frozen(model, steering.STRONG) as control:
+        tables, base = steering.record(control, model), steering.plain(model)
+        with pytest.warns(RuntimeWarning, match="steers nothing"):
+            assert steering.equal(steering.steered(model, control, tables), base)
+        assert "routing/survived" not in control.metrics()
+        closed = replace(tables, gate=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            steering.steered(model, control, closed)
+
+
+def test_a_frozen_router_beside_others_is_left_alone():
+    model = tiny_model("qwen3_moe")
+    with RoutingControl(model, reach="router", **steering.STRONG) as control:
+        tables = steering.record(control, model)
+        want = steering.steered(model, control, tables)
+        control.routers[0].module.weight.requires_grad_(False)
+        found = steering.steered(model, control, tables)
+    frozen = want.keys() - found.keys()
+    assert frozen == {f"{control.routers[0].name}.weight"}
+    assert all(torch.equal(found[name], want[name]) for name in found)
+
+
+def test_a_backward_that_recomputes_outside_is_said_to_be_lost():
+    model = tiny_model("qwen3_moe").train()
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with RoutingControl(model, **steering.STRONG) as control:
+        tables = steering.record(control, model)
+        with pytest.warns(RuntimeWarning, match="backward outside"), control.bind(steering.fields(), tables):
+            loss = steering.forward(model, steering.tokens())
+        loss.backward()
