@@ -35,7 +35,7 @@ def report(head: str, race: Race, drawn: str, checked: str) -> str:
 
 ## Aims
 
-{aim_table(race.timings, race.launches)}
+{aim_table(race.timings, race.launches) if race.clock.on_gpu else "Not judged without a GPU."}
 
 ## Where bandwidth rules
 
