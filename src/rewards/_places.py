@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from rewards._json import skip_space
+from rewards._json import scan_plainly, skip_space
 
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
 
@@ -31,17 +31,12 @@ def members(text: str, start: int) -> Iterator[tuple[str, int, int, int, int]]:
 
 def elements(text: str, start: int) -> Iterator[int]:
     """Where each element of the valid list at `start` begins."""
-    depth = 0
-    for mark in _MARKS.finditer(text, start):
-        sign = mark.group()[0]
-        if sign in "{[":
-            depth += 1
-        elif sign in "}]":
-            depth -= 1
-            if depth == 0:
-                return
-        if (depth == 1 and sign in "[,") and text[(begin := skip_space(text, mark.end()))] != "]":
-            yield begin
+    at = skip_space(text, start + 1)
+    while text[at] != "]":
+        yield at
+        at = skip_space(text, scan_plainly(text, at)[1])
+        if text[at] == ",":
+            at = skip_space(text, at + 1)
 
 
 def string_offsets(text: str, start: int, end: int) -> list[int]:

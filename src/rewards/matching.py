@@ -10,6 +10,7 @@ from rewards.accepted import Accepted, as_value
 
 # JSON's own numbers, so that "007", "1_000" and "٣" stay what they are: names.
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?", re.ASCII)
+_DIGITS = frozenset("-0123456789")
 # Python refuses to read longer integers, and "1e99999" written out would be one.
 _MOST_DIGITS = 4300
 _NONE: Mapping[str, Any] = {}
@@ -119,9 +120,10 @@ def _alternatives(gold: Any) -> Iterator[Any]:
 
 
 def _matches(predicted: Any, wanted: Wanted, schema: Schema) -> bool:
-    if isinstance(predicted, (list, tuple)):
+    scalar = predicted is None or type(predicted) in _PLAIN
+    if not scalar and isinstance(predicted, (list, tuple)):
         return any(_lists_match(predicted, items, schema) for items in wanted.lists)
-    if isinstance(predicted, Mapping):
+    if not scalar and isinstance(predicted, Mapping):
         return any(compare_arguments(predicted, members, schema) is EXACT for members in wanted.objects)
     key = _key(predicted)
     if key in wanted.keys:
@@ -149,7 +151,7 @@ def _key(value: Any) -> _Key | None:
     if not isinstance(value, str):
         return None
     text = value.strip()
-    number = _NUMBER.fullmatch(text)
+    number = _NUMBER.fullmatch(text) if text[:1] in _DIGITS else None
     if number is None or len(text) > _MOST_DIGITS:
         return "text", text.casefold()
     if not number[2] and not number[3]:

@@ -20,6 +20,8 @@ _TOKEN = re.compile(
 # Python keeps the backslash of an escape that it does not know, and warns.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
+# No honest text comes near it; reading them costs a microsecond each.
+_MOST_VALUES = 100_000
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
@@ -76,7 +78,7 @@ class _Reader:
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at = text, at
         self.kind: str | None = None
-        self.token = ""
+        self.token, self.values = "", 0
         self.found: re.Match[str] | None = None
 
     @property
@@ -138,6 +140,9 @@ class _Reader:
         """The value that begins with the token just read."""
         if depth > MAX_DEPTH:
             raise self.wrong(f"nested deeper than {MAX_DEPTH}")
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise self.wrong(f"more than {_MOST_VALUES} values in one list of calls")
         if self.kind == "string":
             return _string(self)
         if self.kind == "number":
