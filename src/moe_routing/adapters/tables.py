@@ -9,7 +9,7 @@ from torch import Tensor
 
 from credit._safe import require_shape, select
 from moe_routing.fields import FieldKind, count_pairs
-from moe_routing.information import TurnStatistics
+from moe_routing.information import TurnStatistics, finite_turns
 from moe_routing.sums import all_reduce_sums
 from moe_routing.turns import MIN_TURNS, Reduction, turn_control
 
@@ -39,7 +39,14 @@ class RoutingTables:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """Sums over the recorded forwards; records of micro-batches add up."""
+    """Sums over the recorded forwards; records of micro-batches add up.
+
+    Attributes:
+        statistics: of each kind of field.
+        tokens: of each field that the statistics count.
+        num_pairs: within-field pairs.
+        num_fields: fields that own a token.
+    """
 
     statistics: tuple[TurnStatistics, ...]
     tokens: Int[Tensor, " fields"]
@@ -66,7 +73,9 @@ class RoutingRecord:
         field, labels, kind = (x.to(usage.device) for x in (field, labels, kind))
         tokens = torch.bincount(field[field >= 0].long(), minlength=fields)
         statistics = tuple(TurnStatistics.from_usage(usage, labels, (tokens > 0) & (kind == k)) for k in KINDS)
-        return cls(statistics, tokens, count_pairs(field), (tokens > 0).sum(), labels, kind)
+        # A turn that the statistics leave out is no part of the objective, and so gets no control row.
+        counted = select(finite_turns(usage), tokens)
+        return cls(statistics, counted, count_pairs(field), (tokens > 0).sum(), labels, kind)
 
     def __add__(self, other: "RoutingRecord") -> "RoutingRecord":
         if not (torch.equal(self.labels, other.labels) and torch.equal(self.kind, other.kind)):

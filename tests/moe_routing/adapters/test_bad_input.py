@@ -6,7 +6,9 @@ import jaxtyping
 import pytest
 import torch
 
+from moe_routing import turn_objective
 from moe_routing.adapters.families import FAMILIES
+from moe_routing.adapters.tables import RoutingRecord
 from moe_routing.adapters.transformers import RoutingControl
 from tests.moe_routing.adapters import steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
@@ -120,7 +122,7 @@ def test_tokens_whose_logits_are_not_finite_are_left_out(family, bad):
     logits, arrived, passed = seen.outputs[last][0], seen.arrived[last], seen.passed[last]
     assert set(range(28)) - set(logits.isfinite().all(-1).nonzero().flatten().tolist()) == set(broken.tolist())
     assert tables.control.isfinite().all()
-    # Fields 1 and 7 are of no use to the statistics of that layer.
+    # Fields 0 and 6 are of no use to the statistics of that layer.
     assert all(information.isfinite().all() for information in tables.information.values())
     assert (passed.isfinite() | ~arrived.isfinite()).all()
     torch.testing.assert_close(passed[broken], arrived[broken], rtol=0, atol=0, equal_nan=True)
@@ -128,6 +130,20 @@ def test_tokens_whose_logits_are_not_finite_are_left_out(family, bad):
     changed[broken] = False
     assert changed.any()
     assert 0 < share <= 1
+
+
+def test_a_turn_that_the_statistics_leave_out_is_not_steered():
+    """As in the objective, of which it is no part: a NaN in one layer takes the turn out of all."""
+    usage = torch.softmax(torch.randn(2, 10, 4, dtype=torch.float64), -1)
+    labels, field = torch.arange(20).reshape(10, 2) % 3 == 0, torch.arange(10).repeat_interleave(2)
+    usage[1, 3] = torch.nan
+    tables = RoutingRecord.of(usage, field, labels, torch.zeros(10, dtype=torch.long)).tables()
+    assert tables.num_turns["think"] == 9
+    assert ((tables.control != 0).any(-1) == (torch.arange(10) != 3)).all()
+
+    leaf = usage.clone().requires_grad_()
+    turn_objective(leaf, labels, torch.ones(10, dtype=torch.bool)).sum().backward()
+    torch.testing.assert_close(tables.control, (leaf.grad / 2).float())
 
 
 def test_an_expert_pruned_by_minus_infinity_gets_nothing():
