@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from moe_routing.arguments import check_router_gradient, check_router_shapes
 from moe_routing.backend import use_kernel
 from moe_routing.fused import fused_router_gradient
-from moe_routing.injection import check_router_gradient, check_router_shapes, steer, steer_and_count
+from moe_routing.injection import steer, steer_and_count
 from moe_routing.objectives import Target
 from moe_routing.router import Activation
 from moe_routing.steering import Steering

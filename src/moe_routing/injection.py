@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from credit._safe import require_shape, select, statistics_dtype
+from credit._safe import select, statistics_dtype
+from moe_routing.arguments import check_router_gradient, check_router_shapes
 from moe_routing.backend import use_kernel
 from moe_routing.blocks import on_processor, replace_rows_
-from moe_routing.fields import check_ids, check_selection, check_tokens
 from moe_routing.fused import fused_router_gradient
-from moe_routing.objectives import Target, check_target
+from moe_routing.objectives import Target
 from moe_routing.rho import row_norm
-from moe_routing.router import Activation, check_activation
+from moe_routing.router import Activation
 from moe_routing.steering import Steering
 from moe_routing.sums import SumCount
 
@@ -155,10 +155,10 @@ def steer_and_count(
         g, out, scale = grad_in[tokens], grad_out[tokens], steering.scale[tokens]
         if injection is None:
             out.copy_(g)
-            continue
-        added = _add(g, injection, scale, active, out)
-        replace_rows_(injection.mul_(scale[:, None]), ~added, injection.new_zeros(()).expand_as(injection))
-        survival = survival + injection_survival(g, out, injection)
+        else:
+            added = _add(g, injection, scale, active, out)
+            replace_rows_(injection.mul_(scale[:, None]), ~added, injection.new_zeros(()).expand_as(injection))
+            survival = survival + injection_survival(g, out, injection)
     return grad_out, survival
 
 
@@ -214,37 +214,3 @@ def injection_survival(
     # The difference of infinities is NaN; such a row gets no injection.
     survived = select(torch.isfinite(survived), survived)
     return SumCount(survived.sum(dtype=dtype), injection.abs().sum(-1).sum(dtype=dtype))
-
-
-def check_router_gradient(
-    logits: Float[Tensor, "tokens experts"],
-    grad_in: Float[Tensor, "tokens experts"],
-    field: Int[Tensor, " tokens"],
-    control: Float[Tensor, "fields experts"],
-    selected: Int[Tensor, "tokens k"],
-    activation: str,
-    target: str,
-) -> None:
-    """Raise ``ValueError`` for arguments of :func:`router_gradient` that do not fit each other."""
-    check_router_shapes(logits, grad_in, field, control, selected, activation, target)
-    check_ids("field", field, control.shape[0], f"control of shape {tuple(control.shape)}")
-    check_selection(selected, logits.shape[1], f"logits of shape {tuple(logits.shape)}")
-
-
-def check_router_shapes(
-    logits: Float[Tensor, "tokens experts"],
-    grad_in: Float[Tensor, "tokens experts"],
-    field: Int[Tensor, " tokens"],
-    control: Float[Tensor, "fields experts"],
-    selected: Int[Tensor, "tokens k"],
-    activation: str,
-    target: str,
-) -> None:
-    """The part of :func:`check_router_gradient` that reads no data."""
-    like = f"logits of shape {tuple(logits.shape)}"
-    require_shape("grad_in", grad_in, tuple(logits.shape), like)
-    check_tokens("field", field, logits.shape[0], like)
-    check_tokens("selected", selected, logits.shape[0], like)
-    require_shape("control", control, (*control.shape[:1], logits.shape[1]), like)
-    check_activation(activation)
-    check_target(target)

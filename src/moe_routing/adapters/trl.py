@@ -78,6 +78,7 @@ class TurnRouting:
         """
         require_shape("turn", turn, tuple(completion_ids.shape), "completion_ids")
         self.control.discard()
+        self.tables = None  # those of the last batch number other fields
         kind, calls = torch.full(turn.shape, int(FieldKind.NONE)), dict[tuple[int, int], str | None]()
         numbers, tokens = turn.cpu(), completion_ids.cpu()
 
@@ -118,10 +119,10 @@ class TurnRouting:
         """Around forward and backward of one micro-batch.
 
         Raises:
-            RuntimeError: before the first batch was closed.
+            RuntimeError: before the batch was closed.
         """
         if self.tables is None:
-            raise RuntimeError("no batch was closed yet: record() and close() come before bind()")
+            raise RuntimeError("this batch was not closed yet: record() and close() come before bind()")
         return self.control.bind(field, self.tables, scale=scale)
 
     def metrics(self) -> dict[str, float]:

@@ -207,9 +207,26 @@ def test_logged_selection_is_that_of_the_primitives(tmp_path):
     assert numbers["routing/first/load_cv"] == history[0]["routing/load_cv"]
 
 
+def test_a_new_batch_forgets_the_last():
+    """Also one that was given up midway, as after an error in its forwards."""
+    model, tokenizer = tiny_model("qwen3_moe"), Bytes(3)
+    ids, turn = batch(tokenizer, [(1, READ)], [(1, DELETE)])
+    with RoutingControl(model) as control:
+        routing = TurnRouting(control)
+        for rows in ([0, 1], [0], [1, 0]):
+            field = routing.label(ids[rows], turn[rows], tokenizer)
+            with pytest.raises(RuntimeError, match="was not closed"):
+                routing.bind(field, scale=1.0)
+            with torch.no_grad(), routing.record(field):
+                model(input_ids=ids[rows] % 40)
+            if len(rows) == 2:
+                routing.close(torch.ones(field.shape), field)
+                assert routing.metrics()["routing/turns_tool"] == 2
+
+
 def test_order_and_shapes_are_checked(control):
     routing = TurnRouting(control)
-    with pytest.raises(RuntimeError, match="no batch was closed"):
+    with pytest.raises(RuntimeError, match="was not closed"):
         routing.bind(torch.zeros(1, 1, dtype=torch.long), scale=1.0)
     with pytest.raises(Exception, match=r"turn"):
         routing.label(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long), SimpleNamespace())
