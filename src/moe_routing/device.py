@@ -69,8 +69,9 @@ def close_pairs(
     previous = tl.load(where - selected_row, mask=at, other=-1)
     exist = (current >= 0) & (current < M) & (previous >= 0) & (previous < M)
     kept = tl.zeros_like(current).to(tl.int1)
+    column = tl.cast(selected_column, tl.int64)
     for i in range(K):  # k x k comparisons of a row at once would fill the registers
-        one = tl.load(here - selected_row + i * selected_column, mask=neighbour, other=-2)
+        one = tl.load(here - selected_row + i * column, mask=neighbour, other=-2)
         kept = kept | (current == one[None, :])
     # Both counts in one number, for one reduction.
     counts = tl.sum(exist.to(tl.int32) * 64 + (kept & exist).to(tl.int32), axis=0)

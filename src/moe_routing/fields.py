@@ -116,11 +116,16 @@ def check_ids(name: str, ids: Int[Tensor, "..."], bound: int, like: str) -> None
         raise ValueError(f"{name} of shape {tuple(ids.shape)} holds id {highest}, but {like} has room for {bound}")
 
 
-def check_selection(selected: Int[Tensor, "... k"], num_experts: int, like: str) -> None:
-    """Raise ``ValueError`` when more experts are selected than exist, or one that does not exist."""
+def check_width(selected: Int[Tensor, "... k"], num_experts: int, like: str) -> None:
+    """Raise ``ValueError`` when more experts are selected than exist."""
     if selected.shape[-1] > num_experts:
         raise ValueError(
             f"selected of shape {tuple(selected.shape)} picks k={selected.shape[-1]} experts, "
             f"but {like} has only {num_experts}"
         )
+
+
+def check_selection(selected: Int[Tensor, "... k"], num_experts: int, like: str) -> None:
+    """:func:`check_width`, and the same error for an expert that does not exist."""
+    check_width(selected, num_experts, like)
     check_ids("selected", selected, num_experts, like)

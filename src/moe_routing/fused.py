@@ -1,5 +1,6 @@
 """Launches the fused kernels: the twin of ``router_gradient`` on a GPU."""
 
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from moe_routing.sums import SumCount
 SLOTS = 64
 # Tokens times experts from which the autotuner looks again: below it, launches cost more than memory.
 LARGE = 1 << 22
+# Each device has a backward thread of its own, and Triton's autotuner keeps the arguments of a call on itself: a second
+# call meanwhile would end the first one with an error, or restore the first one's gradient from a copy of its own.
+_LAUNCH = threading.Lock()
 
 
 def fused_router_gradient(
@@ -71,7 +75,7 @@ def fused_router_gradient(
         return (-(-tokens // options["BLOCK_N"]),)
 
     if tokens:
-        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        with _LAUNCH, torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             norm = torch.empty(tokens, dtype=torch.float32, device=logits.device)
             norms[grid](
                 grad_in, field, norm, highest.view(torch.int32), tokens, control.shape[0], size,

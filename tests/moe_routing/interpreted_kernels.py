@@ -220,6 +220,15 @@ def test_offsets_beyond_two_to_the_31(strides):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
+def test_experts_further_apart_than_32_bits_can_count():
+    case = sized(4, 6, 3, seed=5, gap_threshold=0.0)
+    selected = stack_of_pages(case.options["selected"].short(), (1, (1 << 30) + 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("triton.runtime.interpreter.GridExecutor._restore_args_dev", lambda *args: None)
+        got, _ = fused.fused_router_gradient(case.logits, case.grad_in, **case.options | {"selected": selected})
+    assert torch.equal(got, run(case)[0])
+
+
 def test_a_gradient_that_sum_expanded():
     case = sized(5, 6, 2)
     case = replace(case, grad_in=torch.ones(()).expand(5, 6))
@@ -318,6 +327,8 @@ def test_the_same_router_gradient_runs_it(monkeypatch):
     assert reports[0].compute() > 0.99
     with pytest.raises(ValueError, match="control"):
         router_gradient(case.logits, case.grad_in, **case.options | {"control": torch.zeros(3, 5)})
+    with pytest.raises(ValueError, match="picks k=7 experts"):
+        router_gradient(case.logits, case.grad_in, **case.options | {"selected": torch.zeros(5, 7, dtype=torch.long)})
 
 
 def mutant(folder, name, old, new):

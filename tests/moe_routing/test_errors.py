@@ -105,6 +105,10 @@ GRADIENT = {
     ),
     "layers of the table": ({"control": torch.zeros(2, 1, 3)}, r"control has shape \(2, 1, 3\), but logits of shape"),
     "rows of the table": ({"field": ids + 1}, r"field of shape \(4,\) holds id 1, but control of shape \(1, 3\)"),
+    "device of the field": (
+        {"field": ids.to("meta")},
+        r"field of shape \(4,\) is on meta, logits of shape \(4, 3\) on cpu",
+    ),
     "activation": ({"activation": "tanh"}, "activation must be 'softmax' or 'sigmoid', got 'tanh'"),
     "target": ({"target": "tanh"}, "target must be 'previous_topk', 'uniform_topk', 'overlap' or 'mass', got 'tanh'"),
 }

@@ -4,11 +4,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from moe_routing import backend
+from moe_routing import backend, fused
 from moe_routing.backend import kernel_choice, use_kernel
 from tests.moe_routing.processes import ROOT
 
@@ -87,3 +90,31 @@ def test_what_the_kernel_takes(monkeypatch, dtype, experts, k, taken):
     monkeypatch.setattr(backend, "kernel_choice", lambda device: "triton")
     logits = torch.zeros(2, experts, dtype=dtype)
     assert use_kernel(logits, logits, torch.zeros(2, k, dtype=torch.long)) == taken
+
+
+def test_calls_of_two_threads_do_not_meet_in_the_autotuner(monkeypatch):
+    """It keeps the arguments of a call on itself, and each device has a backward thread of its own."""
+    running, most = [], []
+
+    class Tuner:
+        def __getitem__(self, grid):
+            def launch(*arguments, **constants):
+                running.append(1)
+                time.sleep(0.02)
+                most.append(len(running))
+                running.pop()
+
+            return launch
+
+    built = SimpleNamespace(tuned_norms=Tuner(), tuned_inject=Tuner(), interpreted=False)
+    monkeypatch.setattr(fused, "kernels", lambda: built)
+    rows, ids = torch.zeros(2, 4), torch.zeros(2, 1, dtype=torch.long)
+    threads = [
+        threading.Thread(target=fused.fused_router_gradient, args=(rows, rows, ids[:, 0], rows, ids, 1))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1, 1]
