@@ -21,7 +21,7 @@ class FieldSelection:
     Attributes:
         counts: selections of each expert in each field.
         shifts: within-field pairs that changed 0, 1, ..., k experts.
-        router_entropy: entropy of the router in nats, summed over tokens of fields.
+        router_entropy: entropy of the router in nats, summed over tokens of fields whose logits define one.
     """
 
     counts: Int[Tensor, "layers fields experts"]
@@ -41,7 +41,7 @@ class FieldSelection:
 
         Args:
             selected: distinct experts of each token; rows with a negative id are ignored.
-            entropy: of the router's distribution over all experts.
+            entropy: of the router's distribution over all experts; one that is not finite is left out.
             field: field id per token, -1 outside fields.
 
         >>> one = FieldSelection.of(torch.tensor([[0], [2]]), torch.zeros(2), torch.tensor([0, 0]), 1, 3)
@@ -49,7 +49,7 @@ class FieldSelection:
         ([[[1, 0, 1]]], [[0, 1]])
         """
         counts = selection_counts(selected, field, num_fields, num_experts).to(torch.int32)
-        certain = SumCount.of(entropy[None], (field >= 0)[None])
+        certain = SumCount.of(entropy[None], ((field >= 0) & torch.isfinite(entropy))[None])
         return cls(counts[None], shift_histogram(selected, field)[None], certain)
 
     @classmethod

@@ -100,7 +100,8 @@ def routing_drift(
         recorded: experts ``R`` recorded by the rollout engine.
         selected: experts ``S`` selected by the trainer.
         probs: the trainer's router probabilities.
-        mask: tokens to compare; rows with a negative id in either recording are left out as well.
+        mask: tokens to compare; rows with a negative id in either recording, or without a finite probability of
+            what was selected, are left out as well.
 
     Returns:
         Sums and the token count.
@@ -121,14 +122,15 @@ def routing_drift(
     for ids in (recorded, selected):
         check_selection(ids, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
     dtype, k = statistics_dtype(probs), selected.shape[-1]
-    valid = as_mask(mask) & recorded_rows(recorded) & recorded_rows(selected)
+    mass = probs.to(dtype).gather(1, selected.clamp(min=0).long())
+    finite = torch.isfinite(mass.sum(-1))
+    valid = as_mask(mask) & recorded_rows(recorded) & recorded_rows(selected) & finite
     kept = (selected[:, :, None] == recorded[:, None, :]).any(-1)
     same = kept.sum(-1)
-    mass = probs.to(dtype).gather(1, selected.clamp(min=0).long())
     shared = safe_divide(select(kept, mass).sum(-1), mass.sum(-1))
     return RoutingDrift(
         exact_sum=(valid & (same == k)).sum().to(dtype),
         jaccard_sum=masked_sum(same.to(dtype) / (2 * k - same).clamp(min=1), valid),
-        mass_sum=masked_sum(shared, valid & torch.isfinite(shared)),
+        mass_sum=masked_sum(shared, valid),
         tokens=valid.sum().to(dtype),
     )

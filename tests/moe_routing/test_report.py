@@ -101,13 +101,15 @@ def test_divergence_is_nothing_for_one_usage_and_everything_for_disjoint_experts
     torch.testing.assert_close(found, torch.tensor([0.0, math.log(2)]).double())
 
 
-@pytest.mark.parametrize("case", ["prompt only", "nan outside", "no token", "not recorded"])
+@pytest.mark.parametrize("case", ["prompt only", "nan outside", "nan inside", "no token", "not recorded"])
 def test_degenerate_batches_give_finite_numbers(case):
     given = batch()
     if case == "prompt only":
         given["field"] = torch.full_like(given["field"], -1)
     elif case == "nan outside":
         given["probs"][:, :4] = math.nan
+    elif case == "nan inside":
+        given["probs"][1, 5] = math.nan
     elif case == "no token":
         given |= {key: given[key][:, :0] for key in ("selected", "probs")}
         given |= {key: given[key][:0] for key in ("field", "trajectory")}

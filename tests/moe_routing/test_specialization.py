@@ -71,3 +71,11 @@ def test_equal_recordings_do_not_drift_whatever_their_order():
     drift = routing_drift(selected.flip(1), selected, torch.rand(3, 4), torch.ones(3, dtype=torch.bool))
     assert (drift.exact_match.item(), drift.jaccard.item(), drift.selected_mass.item()) == (1, 1, 1)
     assert drift.tokens.item() == 2
+
+
+def test_a_token_without_probabilities_is_no_drift():
+    selected, probs = torch.tensor([[0, 3], [2, 1]]), torch.rand(2, 4)
+    probs[1, 2] = math.nan
+    drift = routing_drift(selected, selected, probs, torch.ones(2, dtype=torch.bool))
+    assert (drift.exact_match.item(), drift.jaccard.item(), drift.selected_mass.item()) == (1, 1, 1)
+    assert drift.tokens.item() == 1
