@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import Call
-from benchmarks.gpu_timing import Budget
+from benchmarks.gpu_timing import Budget, told
 from moe_routing.injection import steer
 from moe_routing.steering import Steering
 
@@ -82,7 +82,7 @@ class Compiled:
         try:
             compiled(call.logits, call.grad_in, **call.keywords())
         except Exception as error:  # whatever a compiler throws: the other candidates are still worth timing
-            self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            self.problem = told(error)
             return None
         self.seconds.append(time.monotonic() - began)
         return lambda given: compiled(given.logits, given.grad_in, **given.keywords())

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.gpu_cases import ROUTERS, Call, Router, make_call
 from benchmarks.gpu_figure import Timing
 from benchmarks.gpu_paths import Compiled, eager, kernel
-from benchmarks.gpu_timing import Budget, Clock, hidden_wait, launches
+from benchmarks.gpu_timing import Budget, Clock, hidden_wait, launches, told
 
 DTYPES = (torch.bfloat16, torch.float32)
 LAMBDA_TOKEN = 1e4  # one value for all sizes: a new one would make torch.compile compile again
@@ -38,6 +38,7 @@ class Race:
         self.compiled = Compiled(with_compile, budget)
         self.timings: list[Timing] = []
         self.launches: list[Launches] = []
+        self.problems: list[str] = []
 
     def run(self, sizes: Sequence[int]) -> None:
         """All routers and dtypes at the first size, then at the next; launches are counted at the second one."""
@@ -49,7 +50,10 @@ class Race:
                     if self._has_memory(name, tokens * router.experts) and self.budget.allows(name, longest):
                         began, compiling = time.monotonic(), sum(self.compiled.seconds)
                         counting = tokens == sizes[1] and dtype == torch.bfloat16  # launches are the same in float32
-                        self._at(router, tokens, dtype, counting)
+                        try:
+                            self._at(router, tokens, dtype, counting)
+                        except Exception as error:  # the other sizes are still worth timing
+                            self.problems.append(f"{name}: {told(error)}")
                         spent = time.monotonic() - began - (sum(self.compiled.seconds) - compiling)
                         longest = max(longest, spent)
 
@@ -88,7 +92,7 @@ class Race:
             if name != "copy":
                 host = self.clock.host_seconds(candidate)
                 names = launches(candidate) if self.clock.on_gpu else None
-                wait = hidden_wait(candidate) if self.clock.on_gpu else ""
+                wait = hidden_wait(candidate) if self.clock.on_gpu else "not looked for"
                 self.launches.append(Launches(name, shape, names, host, wait))
 
     def _has_memory(self, name: str, logits: int) -> bool:

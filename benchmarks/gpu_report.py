@@ -32,6 +32,7 @@ def report(head: str, race: Race, drawn: str, checked: str) -> str:
   and writes as many. torch.compile: {compiled}.
 * {drawn}.
 * Left out: {"; ".join(race.budget.left_out) or "nothing"}.
+* Failed while timed: {"; ".join(f"**{problem}**" for problem in race.problems) or "nothing"}.
 
 ## Aims
 
@@ -77,8 +78,8 @@ def launch_table(found: Iterable[Launches]) -> str:
     """Launches of one call."""
     lines = ["| size | | launches | µs of the processor | wait for the GPU |", "| --- | --- | --- | --- | --- |"]
     for row in found:
-        count, wait = ("not counted",) * 2 if row.names is None else (str(len(row.names)), row.wait or "none")
-        lines.append(f"| {row.shape} | {row.candidate} | {count} | {1e6 * row.host:.0f} | {wait} |")
+        count = "not counted" if row.names is None else str(len(row.names))
+        lines.append(f"| {row.shape} | {row.candidate} | {count} | {1e6 * row.host:.0f} | {row.wait or 'none'} |")
     return "\n".join(lines)
 
 
@@ -95,9 +96,13 @@ def aim_table(timings: Sequence[Timing], found: Sequence[Launches]) -> str:
             else:
                 rows.append(f"| {shape}, {largest} tokens: {what} | ≥ {bound:g} | not measured | |")
     for row in found:
-        if row.candidate == "kernel" and row.names is not None:
-            count = float(len(row.names))
-            rows.append(Aim(f"{row.shape}: launches", Spread(count, count, count), 2, at_least=False).row())
+        if row.candidate == "kernel":
+            name = f"{row.shape}: launches"
+            if row.names is None:
+                rows.append(f"| {name} | ≤ 2 | not counted | |")
+            else:
+                count = float(len(row.names))
+                rows.append(Aim(name, Spread(count, count, count), 2, at_least=False).row())
             met = "**missed**" if row.wait else "met"
             rows.append(f"| {row.shape}: waits for the GPU | none | {row.wait or 'none'} | {met} |")
     return "\n".join(["| | aim | found | |", "| --- | --- | --- | --- |", *rows])

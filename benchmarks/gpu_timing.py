@@ -39,6 +39,11 @@ class Budget:
         return False
 
 
+def told(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0].removesuffix(": ")
+
+
 class Clock:
     """Seconds that the work of a call takes on the device."""
 
@@ -104,8 +109,11 @@ def _round_by_wall(candidates: Candidates) -> dict[str, float]:
     return marks
 
 
-def launches(call: Callable[[], object]) -> list[str]:
-    """Names of the kernels, copies and fills that a call puts on the GPU, in order; the call must be warmed up."""
+def launches(call: Callable[[], object]) -> list[str] | None:
+    """Names of the kernels, copies and fills that a call puts on the GPU, in order; the call must be warmed up.
+
+    None where the profiler is not allowed to see the GPU: it then reports no event, and raises nothing.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -122,7 +130,7 @@ def launches(call: Callable[[], object]) -> list[str]:
             and event.name != "Context Sync"
             and not getattr(event, "is_user_annotation", False)
         ]
-    return found
+    return found or None
 
 
 def hidden_wait(call: Callable[[], object]) -> str:

@@ -232,6 +232,9 @@ def test_aims_and_the_size_from_which_bandwidth_rules():
     assert "torch.compile / kernel | ≥ 1.3 | not measured" in good
     bad = gpu_report.aim_table(timings(0.5), [replace(launched[0], names=["a", "b", "c"], wait="item()")])
     assert bad.count("**missed**") == 3
+    blind = gpu_report.aim_table(timings(0.9), [replace(launched[0], names=None)])
+    assert "small: launches | ≤ 2 | not counted | |" in blind
+    assert "small: waits for the GPU | none | none | met |" in blind
     assert "from 10000 tokens on" in gpu_report.where_bandwidth_rules(timings(0.9))
     assert "at none of the sizes up to 100000" in gpu_report.where_bandwidth_rules(timings(0.5))
 
@@ -262,8 +265,65 @@ def test_race_stops_when_time_is_up_and_survives_a_compiler_that_fails(monkeypat
 
 def test_race_refuses_a_kernel_that_is_wrong(monkeypatch):
     monkeypatch.setattr("benchmarks.gpu_race.kernel", lambda call: call.grad_in)
-    with pytest.raises(AssertionError, match="eager"):
-        Race("cpu", Budget(60), with_compile=False).run((8, 4))
+    race = Race("cpu", Budget(60), with_compile=False)
+    race.run((8, 4))
+    assert not race.timings
+    assert len(race.problems) == 12
+    assert race.problems[0].startswith("Qwen3-30B-A3B, bfloat16, 8 tokens: AssertionError: eager")
+    assert f"**{race.problems[0]}**" in gpu_report.report("head", race, "drawn", "checks")
+
+
+def test_one_size_that_fails_is_named_and_the_others_are_timed(monkeypatch):
+    def breaks(call):
+        if call.size[:2] == (4, 256):
+            raise RuntimeError
+        return gpu_paths.eager(call)
+
+    monkeypatch.setattr("benchmarks.gpu_race.kernel", breaks)
+    race = Race("cpu", Budget(60), with_compile=False)
+    race.run((8, 4))
+    assert len({(t.router, t.dtype, t.tokens) for t in race.timings}) == 10
+    assert [problem.split(": ")[1] for problem in race.problems] == ["RuntimeError"] * 2
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """``main`` as on a GPU, with nothing compiled and little to check and to time, on the processor."""
+    monkeypatch.setattr(gpu_router_gradient, "_cannot_run", lambda device: "")
+    monkeypatch.setattr(gpu_router_gradient, "_device_name", lambda device: "GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**36))
+    monkeypatch.setattr(gpu_router_gradient, "prepare", lambda *arguments, **options: "nothing to compile")
+    few = [Check("few", lambda: make_call(SMALL, 20, torch.float32, "cpu")), Check("bad", lambda: 1 / 0)]
+    monkeypatch.setattr(gpu_router_gradient, "checks", lambda *arguments, **options: few)
+    monkeypatch.setattr(gpu_router_gradient, "kernel_into", lambda call, out: out.copy_(gpu_paths.eager(call)))
+    monkeypatch.setattr("benchmarks.gpu_race.kernel", gpu_paths.eager)
+    monkeypatch.setattr(gpu_router_gradient, "Race", lambda device, *rest, **options: Race("cpu", *rest, **options))
+    monkeypatch.setattr(gpu_router_gradient, "TIMED", {"full": (8, 4)})
+    monkeypatch.setattr(gpu_router_gradient, "beyond_int32", lambda kernel, device: few[0])
+
+
+def test_what_fails_does_not_keep_the_rest_from_the_report(on_a_gpu, monkeypatch, tmp_path, capsys):
+    def fails(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(gpu_router_gradient, "prepare", fails)
+    monkeypatch.setattr(gpu_router_gradient, "beyond_int32", fails)
+    assert gpu_router_gradient.main(["--no-compile", "--output", str(tmp_path)]) == 1
+    assert "nothing was compiled ahead of time: MemoryError" in capsys.readouterr().out
+    text = (tmp_path / "router_gradient.md").read_text(encoding="utf-8")
+    for expected in (
+        "3 checks against float64 before anything was timed, **2 failed**",
+        "ZeroDivisionError: division by zero",
+        "| beyond 2³¹ elements |  | nan | 0.00 | **MemoryError** |",
+        "| Qwen3-Next | float32 | 8 | kernel |",
+    ):
+        assert expected in text
+
+
+def test_a_run_without_time_for_a_single_figure_still_reports(on_a_gpu, tmp_path):
+    gpu_router_gradient.main(["--seconds", "0", "--no-compile", "--output", str(tmp_path)])
+    assert "missing: no times" in (tmp_path / "router_gradient.md").read_text(encoding="utf-8")
 
 
 def test_torch_compile_serves_all_sizes_with_one_graph():
@@ -364,6 +424,8 @@ def test_launches_are_what_the_device_ran(device, monkeypatch):
 
     monkeypatch.setattr("torch.profiler.profile", Profile)
     assert gpu_timing.launches(lambda: None) == ["Memset", "_inject"]
+    events.clear()
+    assert gpu_timing.launches(lambda: None) is None, "no event is no count of 0, which would meet every aim"
 
 
 def test_sizes_that_do_not_fit_are_left_out(monkeypatch):
@@ -376,7 +438,8 @@ def test_sizes_that_do_not_fit_are_left_out(monkeypatch):
     assert not race._has_memory("large", 2**26)
     assert race.budget.left_out == ["large: needs 4 GiB of memory"]
     budget = Budget(60)
-    assert not list(gpu_router_gradient._far_rows("cpu", budget))
+    monkeypatch.setattr(gpu_router_gradient, "checks", lambda *arguments, **options: ())
+    assert not list(gpu_router_gradient._outcomes("cpu", "full", budget))
     assert "beyond 2³¹ elements needs 32 GiB, 1 are free" in budget.left_out[0]
 
 
