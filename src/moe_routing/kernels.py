@@ -136,7 +136,10 @@ def _inject(
     # No entry of d exceeds this sum, nor one of g the norm; NaN fails the comparison. Where d is 0 g keeps its bits.
     size_d = tl.sum(tl.abs(d), axis=1) + tl.abs(weight)
     active = inside & counted & usable & (scale != 0.0) & (size_d != 0.0) & (size_d < float("inf"))
-    added = active & (norm + size_d < largest)
+    highest = norm
+    if raw.dtype == tl.float16:  # of so short a range that a row of ordinary entries may have a norm outside
+        highest = tl.max(tl.abs(raw.to(tl.float32)), axis=1)
+    added = active & (highest + size_d < largest)
     new = tl.where(added[:, None], (raw.to(tl.float32) + d).to(raw.dtype), raw)
     if SURVIVAL:
         total = tl.where(active[:, None], tl.abs(d), 0.0)

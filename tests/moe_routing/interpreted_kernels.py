@@ -178,6 +178,16 @@ def test_a_finite_gradient_never_overflows(dtype):
     assert torch.equal(run(case)[0], case.grad_in)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_row_of_half_precision_that_is_longer_than_its_range(target):
+    case = sized(5, 100, 7, gap_threshold=1.0, target=target, lambda_turn=3e3, lambda_token=1e4)
+    case = replace(case, grad_in=(1e4 * case.grad_in.clamp(-3, 3)).half())
+    assert case.grad_in.float().norm(dim=-1).min() > torch.finfo(torch.half).max
+    got = run(case)[0]
+    assert_same(got, case)
+    assert (got != case.grad_in).any(-1).all()
+
+
 @light(8)
 @given(seeds)
 def test_survival_is_that_of_pytorch(seed):
