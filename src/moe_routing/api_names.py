@@ -4,7 +4,8 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -13,6 +14,7 @@ _STRING_OR_COMMENT = re.compile(
 )
 _CALL = re.compile(r"(?<![\w.])apis\s*\.\s*(\w+)\s*\.\s*(\w+)\s*\(")
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_THINK_TAG = re.compile(r"</?think>")
 _TAG = "<tool_call>"
 _NAME_KEYS = ("name", "tool_name", "tool")
 
@@ -113,7 +115,7 @@ def tool_call_names(turn: object) -> list[str]:
     if turn is None:
         return []
     if isinstance(turn, str):
-        return _names_of_text(_THINK.sub("", turn))
+        return _names_of_text(blank_reasoning(turn, _THINK))
     if isinstance(turn, Mapping):
         return _names_of_value(turn)
     if isinstance(turn, (list, tuple)):
@@ -137,15 +139,53 @@ def _names_of_text(text: str) -> list[str]:
 
 def _names_of_json(text: str, start: int) -> tuple[list[str], int]:
     """Names of the JSON values from ``start`` on, and where the last of them ends."""
-    decoder, names, stop = json.JSONDecoder(), list[str](), start
+    values = list(_json_values(text, start))
+    return [name for value, _ in values for name in _names_of_value(value)], values[-1][1] if values else start
+
+
+def _json_values(text: str, start: int) -> Iterator[tuple[Any, int]]:
+    """JSON values that follow one another from ``start`` on, each with the place where it ends."""
+    decoder, stop = json.JSONDecoder(), start
     while True:
         while stop < len(text) and (text[stop].isspace() or text[stop] == ","):
             stop += 1
         try:
             value, stop = decoder.raw_decode(text, stop)
         except (ValueError, RecursionError):
-            return names, stop
-        names += _names_of_value(value)
+            return
+        yield value, stop
+
+
+def blank_reasoning(text: str, reasoning: re.Pattern[str]) -> str:
+    """``text`` with blanks, as many, in place of what ``reasoning`` finds; a tag inside the JSON of a call is not one.
+
+    >>> thought = re.compile("<think>.*?</think>")
+    >>> blank_reasoning('<think>a</think><tool_call>{"name": "b", "arguments": ["<think>"]}</think>', thought).strip()
+    '<tool_call>{"name": "b", "arguments": ["<think>"]}</think>'
+    """
+    if not _THINK_TAG.search(text):
+        return text
+    quoted = [tag.span() for start, stop in _calls(text) for tag in _THINK_TAG.finditer(text, start, stop)]
+    return _blank(text, [found.span() for found in reasoning.finditer(_blank(text, quoted))])
+
+
+def _calls(text: str) -> Iterator[tuple[int, int]]:
+    """Where the JSON behind each tag begins and ends."""
+    at = text.find(_TAG)
+    while at >= 0:
+        start = stop = at + len(_TAG)
+        for value, end in _json_values(text, start):
+            if not isinstance(value, (dict, list)):  # the tag itself was quoted: what follows is no call
+                break
+            stop = end
+        yield start, stop
+        at = text.find(_TAG, stop)
+
+
+def _blank(text: str, spans: list[tuple[int, int]]) -> str:
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
+    pieces = [text[start:stop] for start, stop in pairwise(edges)]
+    return "".join(" " * len(piece) if odd % 2 else piece for odd, piece in enumerate(pieces))
 
 
 def _names_of_value(value: Any) -> list[str]:

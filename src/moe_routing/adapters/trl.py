@@ -16,13 +16,15 @@ from credit._safe import require_shape
 from moe_routing.adapters.summary import SelectionObserver
 from moe_routing.adapters.tables import KINDS, RoutingTables
 from moe_routing.adapters.transformers import RoutingControl
+from moe_routing.api_names import blank_reasoning
 from moe_routing.fields import FieldKind, field_ids
 from moe_routing.operations import OperationRules
 from moe_routing.selection import FieldSelection
 from moe_routing.summary import RoutingSummary
 from moe_routing.sums import SumCount
 
-TOOL_CALL_BLOCK = r"<tool_call>.*?(?:</tool_call>|\Z)"
+# A closing tag in a string of the call, as in {"command": "echo </tool_call>"}, does not end it.
+TOOL_CALL_BLOCK = r'<tool_call>(?:"(?:\\.|[^"\\\n])*"|\\"|.)*?(?:</tool_call>|\Z)'
 CODE_BLOCK = r"```[^\n`]*\n.*?(?:```|\Z)"
 # A chat template may open the reasoning in the prompt, so that the completion only closes it.
 _THINK = re.compile(r"\A(?:(?!<think>).)*</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -162,8 +164,7 @@ def split_turn(
     >>> tool.tolist(), text
     ([False, True, False], 'xa<bx')
     """
-    # Blanks of the same length keep every position.
-    text = _THINK.sub(lambda found: " " * len(found.group()), decode(ids))
+    text = blank_reasoning(decode(ids), _THINK)
     spans = [found.span() for found in block.finditer(text)]
     tool, places = torch.zeros(len(ids), dtype=torch.bool), _Places(ids, decode, len(text))
     for start, stop in spans:

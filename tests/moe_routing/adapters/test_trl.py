@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import moe_routing as mr
-from moe_routing import FieldKind, OperationRules
+from moe_routing import FieldKind, OperationRules, tool_call_names
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.adapters.trl import CODE_BLOCK, TOOL_CALL_BLOCK, TurnRouting, split_turn
 from tests.moe_routing.adapters.tiny_families import tiny_model
@@ -81,6 +81,19 @@ def test_a_turn_without_calls(text):
     tool, calls = split_turn(tokenizer(text), tokenizer.decode, BLOCK)
     assert calls is None
     assert not tool.any()
+
+
+@pytest.mark.parametrize(
+    "quoted", ["echo </tool_call> x", "<think> y", "</think>", "<think>a</think>", r"\"</tool_call>"]
+)
+@pytest.mark.parametrize("before", ["", '<think>a "<tool_call>" block</think>', "hm, a <tool_call> then</think>"])
+def test_tags_inside_an_argument_are_text(before, quoted):
+    tokenizer, call = Bytes(1), f'<tool_call>{{"name": "write_file", "arguments": {{"s": "{quoted}"}}}}</tool_call>'
+    text = f"{before}First {call} and {READ} end"
+    tool, calls = split_turn(tokenizer(text), tokenizer.decode, BLOCK)
+    assert "".join(c for c, inside in zip(text, tool.tolist(), strict=True) if inside) == call + READ
+    assert OperationRules.tool_calls()(calls) == ("create", "read")
+    assert tool_call_names(f"{before if before[:1] == '<' else ''}{call}") == ["write_file"]
 
 
 @pytest.fixture
