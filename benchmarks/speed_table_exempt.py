@@ -5,6 +5,35 @@ _NAMES = "names for integers"
 _HOOKS = "hands what it holds to `router_gradient`; its cost in a step is in the section on routing control"
 _ONCE = "once for each model or run, on as many entries as there are experts"
 _TEXT = "reads the text of one call, before training"
+_RECORD = "a record, a protocol or an error"
+_WAITS = "waits for a language model, or for a process of its own, which costs a thousand times what it adds"
+_DATA = "prepares a data set, once before training"
+_WITHIN = "part of the rows of `rewards`, which spend their time in it"
+_FEW = "a few numbers of one rollout"
+
+_REWARDS = {
+    _RECORD: (
+        "Accepted", "ActionScore", "ContextAction", "EndpointError", "Gold", "GoldCall", "GoldError", "GuardedScore",
+        "JudgeCounts", "JudgeItem", "JudgeResult", "LenientCalls", "Mocker", "ParsedCalls", "PlannerScore", "Problem",
+        "ProcessScore", "ProcessWeights", "Repair", "RowError", "ToolCall", "ToolResponse", "ToolSchemaError",
+        "Trajectory",
+    ),
+    _WAITS: (
+        "ChatEndpoint", "CompletenessJudge", "LLMMocker", "SolvedJudge", "SummaryJudge", "outcome_reward",
+        "verify_answer", "verify_answers",
+    ),
+    _DATA: (
+        "ToolPool", "WithinContext", "decompose", "hard_candidates", "opening", "random_candidates", "read_bfcl",
+        "read_chat", "read_hermes", "read_slca", "read_toucan", "read_xlam", "register_format", "split_by_conversation",
+        "standard_types",
+    ),
+    _WITHIN: ("ToolSet", "as_gold", "loose_match", "parse_chat", "parse_message", "type_arguments", "validate_call"),
+    _FEW: ("count_results", "guard_omission", "parse_rating", "unified_total"),
+    "answers in the rollout's place, on the processors of the environment": (
+        "DeterministicMocker", "answer_calls", "simulate",
+    ),
+    "reads the text of one rollout; no twin gives the same values": ("RuleJudge", "parse_lenient"),
+}  # fmt: skip
 
 EXEMPT: dict[str, str] = {
     "credit.ClipStatistics": _SUMS,
@@ -29,4 +58,5 @@ EXEMPT: dict[str, str] = {
     "moe_routing.code_api_names": _TEXT,
     "moe_routing.tool_call_names": _TEXT,
     "moe_routing.routing_report": "writes a page and its pictures",
+    **{f"rewards.{name}": why for why, names in _REWARDS.items() for name in names},
 }
