@@ -4,10 +4,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, select
-
-# exp overflows float32 at 88; a ratio of e**20 is far outside any clip range already.
-MAX_LOG_RATIO = 20.0
+from credit._safe import MAX_LOG_RATIO, as_mask, compute_dtype, require_shape, select
 
 
 def kappa_advantage_objective(
