@@ -53,6 +53,9 @@ def _pytorch(logits: Tensor, grad_in: Tensor, **keywords: Any) -> Tensor:
     return steer(logits, grad_in, Steering.of(logits, grad_in, **keywords))
 
 
+SHARE_FOR_TIMES = 0.2  # of the time, which no compilation may eat into: the other candidates want it
+
+
 class Compiled:
     """PyTorch under torch.compile, one compilation for all numbers of tokens of a router."""
 
@@ -71,7 +74,7 @@ class Compiled:
         return self.ready[key]
 
     def _compile(self, call: Call) -> Callable[[Call], Tensor] | None:
-        expected = 1.2 * max(self.seconds, default=20)
+        expected = 1.2 * max(self.seconds, default=20) + SHARE_FOR_TIMES * self.budget.seconds
         name = f"torch.compile at {call.size[1]} experts, {call.logits.dtype}"
         if self.problem or not self.budget.allows(name, expected):
             return None

@@ -38,7 +38,7 @@ TITLE = "Router-gradient kernel: on a GPU"
 # The ends first, so that a run that is short of time knows them.
 TIMED = {"full": (524288, 8192, 131072, 32768, 2048), "quick": (65536, 8192), "cpu": (24, 8)}
 # The autotuner keeps for all small sizes what it chose at the first of them, and one token would tell it nothing.
-CHECKED = {"full": (8192, 1, 1000, 65537, 524288), "quick": (1000, 65537), "cpu": (1, 37)}
+CHECKED = {"full": (4096, 1, 1000, 65537, 524288), "quick": (1000, 65537), "cpu": (1, 37)}
 FAR_ROWS_NEED = 32 << 30  # bytes
 SHARE_FOR_COMPILING, SHARE_FOR_CHECKS = 0.2, 0.5  # of the time, from the beginning
 

@@ -326,6 +326,16 @@ def test_a_run_without_time_for_a_single_figure_still_reports(on_a_gpu, tmp_path
     assert "missing: no times" in (tmp_path / "router_gradient.md").read_text(encoding="utf-8")
 
 
+def test_compilations_leave_time_for_the_times(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    call = make_call(SMALL, 8, torch.float32, "cpu")
+    early, late = Budget(100), Budget(100)
+    late.began -= 60
+    assert gpu_paths.Compiled(True, early)(call) is not None
+    assert gpu_paths.Compiled(True, late)(call) is None
+    assert late.left_out == ["torch.compile at 12 experts, torch.float32"]
+
+
 def test_torch_compile_serves_all_sizes_with_one_graph():
     done = in_python(COMPILED)  # the import hook that checks types in this process is not for the compiler
     assert done.returncode == 0, done.stderr
