@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def kernel_choice(device: torch.device | str) -> Kernel:
     """The implementation that tensors on ``device`` are given to.
 
-    Triton where the device is a GPU and Triton is installed, else PyTorch. The environment variable
+    Triton where the device is a GPU and Triton 3.4 or newer is installed, else PyTorch. The environment variable
     ``MOE_ROUTING_KERNEL=triton|torch`` forces either; with ``TRITON_INTERPRET=1``, set before Triton is first
     imported, the kernel runs on CPU tensors too.
 
@@ -38,7 +39,9 @@ def kernel_choice(device: torch.device | str) -> Kernel:
     if wanted != "triton":
         return "triton" if on_gpu and not wanted and _installed() else "torch"
     if not _installed():
-        raise ImportError(f"{VARIABLE}=triton, but triton is not installed: pip install 'credit-routing[kernel]'")
+        raise ImportError(
+            f"{VARIABLE}=triton, but triton is not installed or older than 3.4: pip install 'credit-routing[kernel]'"
+        )
     if not on_gpu and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
         raise RuntimeError(
             f"{VARIABLE}=triton, but the tensors are on {torch.device(device)}: the kernel needs a GPU, "
@@ -49,7 +52,10 @@ def kernel_choice(device: torch.device | str) -> Kernel:
 
 @functools.cache
 def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    found = importlib.util.find_spec("triton")
+    # The kernels need 3.4, and PyTorch 2.6 and 2.7 bring older ones, which have no such file; nothing is imported here.
+    folders = found.submodule_search_locations if found else None
+    return any(Path(folder, "knobs.py").exists() for folder in folders or ())
 
 
 def use_kernel(

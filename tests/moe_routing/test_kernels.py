@@ -52,6 +52,16 @@ def test_absent_triton_means_pytorch_and_a_clear_error(monkeypatch):
         kernel_choice("cuda")
 
 
+def test_a_triton_that_is_too_old_is_none(monkeypatch, tmp_path):
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(backend, "_installed", backend._installed.__wrapped__)
+    monkeypatch.delenv("MOE_ROUTING_KERNEL", raising=False)
+    assert kernel_choice("cuda") == "torch"
+    (tmp_path / "knobs.py").touch()
+    assert kernel_choice("cuda") == "triton"
+
+
 def test_a_gpu_with_triton_gets_the_kernel(monkeypatch):
     monkeypatch.setattr(backend, "_installed", lambda: True)
     monkeypatch.delenv("MOE_ROUTING_KERNEL", raising=False)
