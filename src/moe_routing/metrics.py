@@ -233,17 +233,6 @@ def entropy_(probs: Float[Tensor, "... experts"], log_probs: Float[Tensor, "... 
     return 0 - log_probs.clamp_(min=torch.finfo(log_probs.dtype).min).mul_(probs).sum(-1)
 
 
-def entropy_(probs: Float[Tensor, "... experts"], log_probs: Float[Tensor, "... experts"]) -> Float[Tensor, "..."]:
-    """:func:`entropy` where the logarithms are at hand, without a gradient; overwrites ``log_probs``.
-
-    >>> log_probs = torch.tensor([0.0, 0.0, -torch.inf]).log_softmax(-1)
-    >>> entropy_(log_probs.exp(), log_probs)
-    tensor(0.6931)
-    """
-    # 0 * -inf is no number; and no product of matrices, which autocast would round.
-    return 0 - log_probs.clamp_(min=torch.finfo(log_probs.dtype).min).mul_(probs).sum(-1)
-
-
 def _present_counts(
     selected: Int[Tensor, "tokens k"], trajectory: Int[Tensor, " tokens"], num_experts: int
 ) -> Int[Tensor, "trajectories experts"]:
