@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from rewards._json import decode
+from rewards._json import decode, scan_plainly, skip_space
 from rewards._places import members, string_offsets
 
 Span = tuple[int, int]
@@ -59,7 +59,7 @@ class ToolCall:
         if self._places is not None:
             return self._places.name
         at = self._members().get("name")
-        return None if at is None or not self.name else (at[2] + 1, at[3] - 1)
+        return None if at is None or not self.name else (at + 1, scan_plainly(self._text, at)[1] - 1)
 
     @cached_property
     def key_spans(self) -> dict[str, Span]:
@@ -70,17 +70,18 @@ class ToolCall:
         at = outer.get("arguments", outer.get("parameters"))
         if at is None or not self.arguments:
             return {}
-        if self._text[at[2]] != '"':
-            return {key: (first, last) for key, first, last, _, _ in members(self._text, at[2])}
+        if self._text[at] != '"':
+            return {key: (first, last) for key, first, last, _ in members(self._text, at)}
         # The object stands inside a JSON string: find the keys in the decoded string and carry them back.
-        offsets = string_offsets(self._text, at[2] + 1, at[3] - 1)
-        inner: str = decode(self._text[at[2] : at[3]]).value
-        return {key: (offsets[i], offsets[j]) for key, i, j, _, _ in members(inner, 0)}
+        inner, end = scan_plainly(self._text, at)
+        offsets = string_offsets(self._text, at + 1, end - 1)
+        return {key: (offsets[i], offsets[j]) for key, i, j, _ in members(inner, skip_space(inner, 0))}
 
-    def _members(self) -> dict[str, tuple[int, int, int, int]]:
+    def _members(self) -> dict[str, int]:
+        """Where the value of each key of the call begins."""
         if self._start < 0:
             return {}
-        return {key: (i, j, start, end) for key, i, j, start, end in members(self._text, self._start)}
+        return {key: begin for key, _, _, begin in members(self._text, self._start)}
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,17 @@ OTHER_TAGS = {
     "qwen3_coder": ("<tool_call><function=f><parameter=a>", "</parameter></function></tool_call>"),
 }
 
+# Whole calls, whose parts have to be placed: many small values, many keys.
+_LISTS = "[" + "[]," * (SIZE // 3 - 30) + "1]"
+_KEYS = "{" + ",".join(f'"{i}":1' for i in range(SIZE // 11)) + "}"
+WIDE = {
+    "chat": {
+        "lists in one argument": f'{{"tool_calls":[{{"function":{{"name":"f","arguments":{{"a":{_LISTS}}}}}}}]}}',
+        "a message of many keys": _KEYS[:-1] + ',"tool_calls":[{"name":"f"}]}',
+    },
+    "mistral": {"lists in one argument": f'[TOOL_CALLS]f{{"a":{_LISTS}}}', "many keys": f"[TOOL_CALLS]f{_KEYS}"},
+}
+
 
 @pytest.mark.parametrize("format", ["hermes", *OTHER_TAGS])
 def test_a_hostile_megabyte_takes_half_a_second(format: str) -> None:
@@ -99,7 +110,7 @@ def test_a_hostile_megabyte_takes_half_a_second(format: str) -> None:
     opening, closing = OTHER_TAGS.get(format, (OPEN, CLOSE))
     own = {f"{name}, own tags": text.replace(OPEN, opening).replace(CLOSE, closing) for name, text in TEXTS.items()}
     own |= {f"{name}, once": opening + text.replace(OPEN, "").replace(CLOSE, "") for name, text in TEXTS.items()}
-    texts = {name: text[:SIZE] for name, text in (TEXTS | own).items()}
+    texts = {name: text[:SIZE] for name, text in (TEXTS | own | WIDE.get(format, {})).items()}
     given = json.dumps([texts, [format]]).encode()
     subprocess.run([sys.executable, "-c", _TIMED], input=given, check=True)
 

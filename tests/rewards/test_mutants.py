@@ -97,8 +97,13 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         'return "x", {}, "ok"',
         checks.check_broken_calls,
     ),
-    "key spans with the quotes": ("_places:members", "mark.start() + 1", "mark.start()", checks.check_spans),
-    "sees only the first key": ("_places:members", "value_start = -1", "pass", checks.check_spans),
+    "key spans with the quotes": ("_places:members", "at + 1, key_end - 1", "at, key_end", checks.check_spans),
+    "sees only the first key": (
+        "_places:members",
+        "at = skip_space(text, scan_plainly(text, begin)[1])",
+        "return",
+        checks.check_spans,
+    ),
     "forgets escapes in spans": ("_places:string_offsets", 'if text[at] != "\\\\":', "if True:", checks.check_spans),
     # schema
     "does not look at the schema": (

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewards._json import decode_at, depth_exceeds, skip_space
+from rewards._json import decode_at, depth_exceeds, scan_plainly, skip_space
 from rewards._places import elements, members
 from rewards.calls import (
     MAX_ATTEMPTS,
@@ -110,15 +110,15 @@ def _entries(value: object) -> list[object]:
 def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int]]:
     """Where each entry begins, and where its name and arguments stand."""
     if isinstance(value, Mapping):
-        at = {key: begin for key, _, _, begin, _ in members(text, start)}
         calls = value.get("tool_calls")
-        start = at["tool_calls" if calls else "function_call"]
+        wanted = "tool_calls" if calls else "function_call"
+        start = next(begin for key, _, _, begin in members(text, start) if key == wanted)
         if not isinstance(calls, list) or not calls:
             yield (start, start)
             return
     for begin in elements(text, start):
-        inner = {key: place for key, _, _, place, _ in members(text, begin)} if text[begin] == "{" else {}
-        yield begin, inner.get("function", begin)
+        inner = members(text, begin) if text[begin] == "{" else ()
+        yield begin, next((place for key, _, _, place in inner if key == "function"), begin)
 
 
 def _structured(entry: object, number: int) -> ToolCall:
@@ -140,7 +140,7 @@ def _inner(entry: object) -> object:
 def _call(entry: object, number: int, text: str, place: tuple[int, int]) -> ToolCall:
     inner = _inner(entry)
     name, arguments, status, reason, notes = read_call(inner)
-    span = (place[0], decode_at(text, place[0]).end)
+    span = (place[0], scan_plainly(text, place[0])[1])
     start = place[1] if isinstance(inner, Mapping) else -1
     return ToolCall(name, arguments, status, reason, span, number, notes, text, start)
 

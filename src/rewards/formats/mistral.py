@@ -49,7 +49,7 @@ def _block(text: str, start: int, at: int, number: int, room: int) -> Block:
     name, arguments, status, reason, notes = read_call({"name": head[1], "arguments": found.value})
     keys = {}
     if isinstance(found.value, dict):
-        keys = {key: (first, last) for key, first, last, _, _ in members(text, found.start)}
+        keys = {key: (first, last) for key, first, last, _ in members(text, found.start)}
     call = ToolCall(name, arguments, status, reason, span, number, notes, _places=Places(head.span(1), keys))
     return Block([call], True, found.end)
 
