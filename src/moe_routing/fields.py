@@ -47,12 +47,29 @@ def field_ids(
     """
     require_shape("turn", turn, tuple(trajectory.shape), "trajectory")
     require_shape("kind", kind, tuple(trajectory.shape), "trajectory")
-    triples = torch.stack([trajectory.long(), turn.long(), kind.long()], dim=-1)
-    inside = (triples >= 0).all(-1)
-    table, inverse = torch.unique(triples[inside], dim=0, return_inverse=True)
-    ids = torch.full_like(triples[:, 0], -1)
-    ids[inside] = inverse
+    columns = [trajectory.long(), turn.long(), kind.long()]
+    inside = (columns[0] >= 0) & (columns[1] >= 0) & (columns[2] >= 0)
+    triples = torch.stack([column[inside] for column in columns])
+    # The tokens of a field mostly follow each other, and runs of them are faster to sort than tokens.
+    starts = torch.ones_like(triples[0], dtype=torch.bool)
+    starts[1:] = (triples[:, 1:] != triples[:, :-1]).any(0)
+    table, run_ids = _distinct(triples[:, starts])
+    ids = torch.full_like(columns[0], -1)
+    ids[inside] = run_ids[starts.cumsum(0) - 1]
     return ids, table
+
+
+def _distinct(triples: Int[Tensor, "3 runs"]) -> tuple[Int[Tensor, "fields 3"], Int[Tensor, " runs"]]:
+    """The distinct columns in ascending order, as rows, and the number of each."""
+    extents = [int(highest) + 1 for highest in triples.amax(1)] if triples.shape[1] else [1, 1, 1]
+    if extents[0] * extents[1] * extents[2] > torch.iinfo(torch.long).max:
+        table, inverse = torch.unique(triples.T, dim=0, return_inverse=True)
+        return table, inverse
+    # One number for each triple, in the same order, is faster to sort than rows are.
+    trajectory, turn, kind = triples
+    key, inverse = torch.unique((trajectory * extents[1] + turn) * extents[2] + kind, return_inverse=True)
+    owner = key // extents[2]
+    return torch.stack([owner // extents[1], owner % extents[1], key % extents[2]], dim=-1), inverse
 
 
 def neighbours(field: Int[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:
