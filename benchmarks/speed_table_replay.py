@@ -145,7 +145,7 @@ CASES: tuple[Case, ...] = (
             lambda it: 3 * size_of(it.selected)), "masked assignment", note="a row is recorded if all of it is"),
     case_of("selected_weights", plain(lambda it: selected_weights(it.logits, it.selected), _weights,
             lambda it: size_of(it.logits, it.selected) + 4 * K * it.tokens), "`softmax`, `gather`, division",
-            note="an exponential for each entry"),
+            note="an exponential for each entry; ids and lost mass are checked"),
     case_of("low_rank_mix", mix_case, "loop over groups", largest=16384, unit="hidden units",
             note="sums by group, then one row for each expert"),
     case_of("tiered_topk", tiered_case, "`argsort` twice", note="a stable sort of every row, for exact ties"),

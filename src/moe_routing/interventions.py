@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from credit._safe import as_mask, compute_dtype, require_shape
+from moe_routing.blocks import on_processor
 from moe_routing.consensus import consensus_experts
 from moe_routing.fields import check_ids, check_tokens, recorded_rows
+from moe_routing.router import chosen_probs
 
 Scoring = Literal["softmax", "topk_softmax", "sigmoid"]
-
 # Below this mass a quotient of probabilities loses its gradient; a live top-k holds at least k/M.
 _LOST_MASS = 1e-20
 
@@ -49,11 +50,8 @@ def recorded_selection(
         require_shape("mask", mask, shape[:1], f"selected of shape {shape}")
         ids = torch.where(as_mask(mask)[:, None], ids, -1)
     absent = ids == -1
-    _refuse(
-        ((ids < -1) | (ids >= num_experts)).any(-1),
-        f"selected of shape {shape} holds ids outside 0..{num_experts - 1}",
-        ids,
-    )
+    outside = (ids < -1) | (ids >= num_experts)
+    _refuse(outside.any(-1), f"selected of shape {shape} holds ids outside 0..{num_experts - 1}", ids)
     _refuse(absent.any(-1) & ~absent.all(-1), f"selected of shape {shape} holds rows that are -1 only in part", ids)
     ordered = ids.sort(-1).values
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
@@ -114,11 +112,13 @@ def selected_weights(
         return scale * (chosen / (chosen.sum(-1, keepdim=True) + 1e-20) if renormalise else chosen)
     if scoring != "softmax":
         raise ValueError(f"scoring must be 'softmax', 'topk_softmax' or 'sigmoid', got {scoring!r}")
-    chosen = torch.softmax(logits.float(), dim=-1).gather(1, selected)
+    chosen = chosen_probs(logits, selected)
     if not renormalise:
         return scale * chosen
     total = chosen.sum(-1, keepdim=True)
     lost = total < _LOST_MASS
+    if on_processor(lost) and not bool(lost.any()):
+        return scale * (chosen / total)
     # The clamp gives pruned experts (-inf) equal shares where nothing else was selected.
     limit = torch.softmax(logits.float().gather(1, selected).clamp(min=torch.finfo(torch.float32).min), dim=-1)
     return scale * torch.where(lost, limit, chosen / torch.where(lost, 1.0, total))

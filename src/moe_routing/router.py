@@ -3,12 +3,12 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from credit._safe import compute_dtype
-from moe_routing.blocks import on_processor
+from moe_routing.blocks import on_processor, row_blocks
 
 Activation = Literal["softmax", "sigmoid"]
 # Of a row whose highest logit is above, sigmoids that underflow float32 are below 1e-19 of the sum.
@@ -65,6 +65,25 @@ def router_probs(
     """
     check_activation(activation)
     return torch.softmax(router_scores(logits.to(compute_dtype(logits)), activation), dim=-1)
+
+
+def chosen_probs(
+    logits: Float[Tensor, "tokens experts"], selected: Int[Tensor, "tokens k"]
+) -> Float[Tensor, "tokens k"]:
+    """Softmax over all experts in float32, gathered at the selection.
+
+    >>> chosen_probs(torch.zeros(1, 4), torch.tensor([[2, 3]]))
+    tensor([[0.2500, 0.2500]])
+    """
+    if not on_processor(logits) or (logits.requires_grad and torch.is_grad_enabled()):
+        return torch.softmax(logits.float(), dim=-1).gather(1, selected)
+    chosen = logits.new_empty(selected.shape, dtype=torch.float32)
+    blocks = row_blocks(logits)
+    space = chosen.new_empty(blocks[0].stop, logits.shape[1])
+    for rows in blocks:
+        probs = torch.softmax(logits[rows].float(), dim=-1, out=space[: rows.stop - rows.start])
+        torch.gather(probs, 1, selected[rows], out=chosen[rows])
+    return chosen
 
 
 def usable_rows(logits: Float[Tensor, "*layers tokens experts"]) -> Bool[Tensor, "*layers tokens"]:

@@ -233,7 +233,7 @@ def test_bad_sizes_are_errors(call, message):
 MUTANTS = {
     "gathered from the selected scores only": (
         "selected_weights", check_weights,
-        "chosen = torch.softmax(logits.float(), dim=-1).gather(1, selected)",
+        "chosen = chosen_probs(logits, selected)",
         "chosen = torch.softmax(logits.float().gather(1, selected), dim=-1)",
     ),
     "detached weights": (
@@ -245,7 +245,7 @@ MUTANTS = {
     ),
     "duplicates pass": ("recorded_selection", check_recorded, "(ordered[:, 1:] ==", "(9 + ordered[:, 1:] =="),
     "partly recorded rows pass": ("recorded_selection", check_recorded, "~absent.all(-1)", "absent.all(-1)"),
-    "ids below -1 pass": ("recorded_selection", check_recorded, "((ids < -1) | (", "(("),
+    "ids below -1 pass": ("recorded_selection", check_recorded, "outside = (ids < -1) | (", "outside = ("),
     "unlabelled tokens join the last field": ("consensus_selection", check_consensus_selection, "+ 2)", "+ 1)"),
     "tiers by a small number": (
         "tiered_topk", check_tiered, "scores[:, order].sort(", "(scores[:, order] - 1e-6 * tiers[order]).sort(",
