@@ -105,10 +105,13 @@ def _fault(text: str, value: Any, start: int, end: int) -> str | None:
     return None
 
 
-def is_plain(text: str) -> bool:
-    """True if nothing that `_fault` looks for can be in this text; False if that is not sure."""
-    if len(text) > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH:
-        return False
+def may_nest(text: str, start: int, end: int) -> bool:
+    """False if no value in this part of the text can be nested too deep; True if that is not sure."""
+    return end - start > 2 * MAX_DEPTH and text.count("{", start, end) + text.count("[", start, end) > MAX_DEPTH
+
+
+def is_encodable(text: str) -> bool:
+    """True if no half of a surrogate pair can be in this text; False if that is not sure."""
     if "\\u" in text and ("\\ud" in text or "\\uD" in text):
         return False
     return text.isascii() or _encodes(text)

@@ -122,6 +122,10 @@ def check_strict_json() -> None:
         assert found.reason, bad[:60]
     fine = one(f'{OPEN}{{"name": "f", "arguments": {{"a": {"[" * 100}{"]" * 100}}}}}{CLOSE}')
     assert fine.status == "ok"
+    # Among many flat calls, each is still asked how deep it is.
+    flat = [f'{OPEN}{{"name": "f", "arguments": {{}}}}{CLOSE}'] * 200
+    deep = f'{OPEN}{{"name": "f", "arguments": {{"a": {"[" * 200}{"]" * 200}}}}}{CLOSE}'
+    assert [c.status for c in parse_tool_calls("".join([*flat, deep])).calls] == ["ok"] * 200 + ["invalid_json"]
     trailing = parse_tool_calls(f'{OPEN}{{"name": "f"}} and so on{CLOSE}')
     assert [c.status for c in trailing.calls] == ["ok", "invalid_json"]
     assert len({c.block for c in trailing.calls}) == 1

@@ -64,13 +64,19 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         checks.check_colons,
     ),
     "takes half a pair for text": (
-        "_json:is_plain",
+        "_json:is_encodable",
         "return text.isascii() or _encodes(text)",
         "return True",
         checks.check_colons,
     ),
-    "takes half an escape for text": ("_json:is_plain", '"\\\\ud" in text', "False", checks.check_strict_json),
-    "takes any depth for text": ("_json:is_plain", "> MAX_DEPTH:", "> 10**9:", checks.check_strict_json),
+    "takes half an escape for text": ("_json:is_encodable", '"\\\\ud" in text', "False", checks.check_strict_json),
+    "takes any depth for text": ("_json:may_nest", "end) > MAX_DEPTH", "end) > 10**9", checks.check_strict_json),
+    "asks no call how deep it is": (
+        "formats.hermes:read_well_formed",
+        "if unsure and may_nest",
+        "if False and may_nest",
+        checks.check_strict_json,
+    ),
     "accepts duplicate keys": (
         "_json:_object",
         "len(found) != len(pairs)",

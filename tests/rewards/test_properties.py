@@ -154,5 +154,12 @@ def test_well_formed_texts_are_read_as_all_others(text: str, think: Any) -> None
 
 def test_what_models_are_trained_to_write_is_well_formed() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"at": "10:30", "of": [{"b": 1}]}}\n</tool_call>'
-    for text in ("", "No call.", call, f"{call}\n{call}", f"<think>\nhm <b>\n</think>\n\nSo: {call}\n{call}"):
+    for text in (
+        "",
+        "No call.",
+        call,
+        f"{call}\n{call}",
+        "\n".join([call] * 300),
+        f"<think>\nhm <b>\n</think>\n\nSo: {call}\n{call}",
+    ):
         assert read_well_formed(text, "reasoning") is not None, text

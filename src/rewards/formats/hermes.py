@@ -4,7 +4,7 @@ import re
 from functools import partial
 
 from rewards._frozen import frozen
-from rewards._json import Decoded, decode_at, is_plain, keys_differ, scan_plainly, skip_space
+from rewards._json import Decoded, decode_at, is_encodable, keys_differ, may_nest, scan_plainly, skip_space
 from rewards._places import elements
 from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Status, Think, ToolCall, read_call, register_format
 from rewards.formats._blocks import TOO_MANY, Block, failed, next_tag, walk
@@ -31,8 +31,10 @@ def read_well_formed(text: str, think: Think) -> ParsedCalls | None:
         if end < 0:
             return None
         at = end + len("</think>")
-    if not is_plain(text):
+    if not is_encodable(text):
         return None
+    # Many flat calls have as many brackets as one deep call: where the text is not sure, each call is asked.
+    unsure = may_nest(text, at, len(text))
     calls: list[ToolCall] = []
     while (start := text.find("<", at)) >= 0:
         begin = start + len(_OPEN) + 1
@@ -43,6 +45,8 @@ def read_well_formed(text: str, think: Think) -> ParsedCalls | None:
         try:
             value, end = scan_plainly(text, begin)
         except (ValueError, StopIteration, RecursionError):
+            return None
+        if unsure and may_nest(text, begin, end):
             return None
         name, arguments = value.get("name"), value.get("arguments")
         if type(name) is not str or not name or type(arguments) is not dict:
