@@ -218,7 +218,7 @@ CASES: tuple[Case, ...] = (
             note="softmax and its gradient are passes of their own"),
     case_of("router_z_loss",
             _losses(lambda it, z: router_z_loss(z, it.mask), lambda it, z: (z.logsumexp(-1) ** 2)[it.mask].mean()),
-            "`logsumexp`, masked mean", note=f"`logsumexp` and its gradient; {CHOICES}"),
+            "`logsumexp`, masked mean", note="softmax, its maximum and its gradient are passes of their own"),
     case_of("kappa_advantage_objective", kappa_case(kappa_advantage_objective, True), "composed", largest=1 << 20,
             note=f"plain autograd: each step keeps its result; {CHOICES}"),
     case_of("kappa_ratio_objective", kappa_case(kappa_ratio_objective, False), "composed", largest=1 << 20,

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, statistics_dtype
-from moe_routing.blocks import select_rows
+from moe_routing.blocks import on_processor, select_rows
 from moe_routing.fields import check_selection, recorded_rows
+from moe_routing.partition import log_partition
 from moe_routing.router import usable_rows
 from moe_routing.sums import SumCount, all_reduce_sums
 
@@ -129,6 +130,10 @@ def router_z_loss(
     tensor(0.4805)
     """
     require_shape("mask", mask, (logits.shape[-2],), f"logits of shape {tuple(logits.shape)}")
+    wide = logits.to(compute_dtype(logits))
+    if on_processor(wide) and wide.numel():
+        value, usable = log_partition(wide)
+        return SumCount.of(value.square(), as_mask(mask) & usable).compute().to(wide.dtype)
     counted = as_mask(mask) & usable_rows(logits)
-    wide = select_rows(counted, logits.to(compute_dtype(logits)))
-    return SumCount.of(torch.logsumexp(wide, dim=-1).square(), counted).compute().to(wide.dtype)
+    value = torch.logsumexp(select_rows(counted, wide), dim=-1)
+    return SumCount.of(value.square(), counted).compute().to(wide.dtype)

@@ -56,6 +56,32 @@ def test_frequencies_are_detached_and_an_empty_batch_is_zero():
     assert torch.autograd.grad(empty, probs)[0].eq(0).all()
 
 
+def test_z_loss_has_the_derivatives_of_its_formula_and_none_in_rows_left_out():
+    z = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    z[:, 1, 2] = -torch.inf  # a pruned expert
+    mask = torch.tensor([True, True, True, False, True])
+    finite = torch.isfinite(z)
+
+    def loss(values):
+        return router_z_loss(torch.zeros_like(z).masked_scatter(finite, values).masked_fill(~finite, -torch.inf), mask)
+
+    values = z[finite].requires_grad_()
+    assert torch.autograd.gradcheck(loss, values)
+    assert torch.autograd.gradgradcheck(loss, values)
+    ugly = z.clone()
+    ugly[0, 0, 0], ugly[0, 2, 1], ugly[1, 3], ugly[1, 4] = torch.nan, torch.inf, torch.nan, -torch.inf
+    ugly.requires_grad_()
+    got = router_z_loss(ugly, mask)
+    want = [ugly.detach()[layer, rows].logsumexp(-1).square().mean() for layer, rows in ((0, [1, 4]), (1, [0, 1, 2]))]
+    torch.testing.assert_close(got, torch.stack(want))
+    for twice in (False, True):
+        (slope,) = torch.autograd.grad(got.sum(), ugly, retain_graph=True, create_graph=twice)
+        assert bool(torch.isfinite(slope).all())
+        assert torch.equal(
+            slope.abs().sum(-1) == 0, torch.tensor([[True, False, True, True, False], [False] * 3 + [True] * 2])
+        )
+
+
 def test_z_loss_is_the_mean_square_of_the_log_partition():
     z = torch.randn(2, 5, 4)
     z[0, 3] = math.nan
