@@ -225,10 +225,10 @@ CASES: tuple[Case, ...] = (
             note=f"plain autograd: each step keeps its result; {CHOICES}"),
     case_of("turn_usage", usage_case, "loop over fields", naive_at=4096, note="rows go to single addresses"),
     case_of("TurnStatistics", statistics_case, "loop over operations", what="`from_usage`", unit="turns",
-            note=f"sums in float64; {CHOICES}"),
+            note="sums in float64"),
     case_of("turn_control", control_case, "loop over operations", unit="turns", note=CHOICES),
     case_of("turn_objective", objective_case, "loop over operations", unit="turns",
-            note=f"statistics of its own are taken too, in float64; {CHOICES}"),
+            note="usage is searched for NaN, and the pmi of each turn is a product in float64"),
     case_of("turn_switch_reg", switch_case, "loop over turns", unit="turns", naive_at=512,
             note=f"sums in float64; {CHOICES}"),
 )  # fmt: skip

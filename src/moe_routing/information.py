@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import compute_dtype, require_shape, safe_divide, select, statistics_dtype
-from moe_routing.blocks import select_rows
+from moe_routing.blocks import row_blocks, select_rows
 from moe_routing.fields import check_ids, check_tokens
 from moe_routing.sums import all_reduce_sums
 
@@ -96,14 +96,16 @@ class TurnStatistics:
         Raises:
             ValueError: if the three disagree on the number of fields.
         """
-        fields = usage.shape[-2]
-        check_tokens("labels", labels, fields, f"usage of shape {tuple(usage.shape)}")
-        require_shape("eligible", eligible, (fields,), f"usage of shape {tuple(usage.shape)}")
-        dtype = statistics_dtype(usage)
+        check_turns(usage, labels, eligible)
         counted = eligible & finite_turns(usage)
-        q = select_rows(counted.expand(usage.shape[:-1]), usage.to(dtype))
-        y = (labels & counted[:, None]).to(dtype)
-        return cls(q.sum(-2), y.T @ q, y.sum(0), counted.sum())
+        weights = torch.cat([counted[:, None], labels & counted[:, None]], dim=1).to(statistics_dtype(usage))
+        learns = usage.requires_grad and torch.is_grad_enabled()
+        # In blocks, the copy in float64 never leaves the cache.
+        blocks = [slice(None)] if learns else row_blocks(counted, 2 * usage[..., :1, :].numel())
+        sums = _weighted_sums(usage[..., blocks[0], :], counted[blocks[0]], weights[blocks[0]])
+        for rows in blocks[1:]:
+            sums = sums + _weighted_sums(usage[..., rows, :], counted[rows], weights[rows])
+        return cls(sums[..., 0, :], sums[..., 1:, :], weights[:, 1:].sum(0), counted.sum())
 
     def __add__(self, other: "TurnStatistics") -> "TurnStatistics":
         if self.joint_sum.shape != other.joint_sum.shape:
@@ -144,6 +146,22 @@ class TurnStatistics:
 
     def _turns(self) -> Float[Tensor, ""]:
         return self.num_turns.to(self.usage_sum.dtype)
+
+
+def check_turns(usage: Tensor, labels: Tensor, eligible: Tensor) -> None:
+    """Raise ``ValueError`` if the three disagree on the number of fields."""
+    like = f"usage of shape {tuple(usage.shape)}"
+    check_tokens("labels", labels, usage.shape[-2], like)
+    require_shape("eligible", eligible, (usage.shape[-2],), like)
+
+
+def _weighted_sums(
+    usage: Float[Tensor, "*layers fields experts"],
+    counted: Bool[Tensor, " fields"],
+    weights: Float[Tensor, "fields columns"],
+) -> Float[Tensor, "*layers columns experts"]:
+    """``sum_i w_i q_i`` over the turns that count, for each column of weights."""
+    return weights.T @ select_rows(counted.expand(usage.shape[:-1]), usage.to(weights.dtype))
 
 
 def finite_turns(usage: Float[Tensor, "*layers fields experts"]) -> Bool[Tensor, " fields"]:

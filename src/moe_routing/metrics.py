@@ -180,10 +180,13 @@ def coefficient_of_variation(counts: Int[Tensor, "... experts"]) -> Float[Tensor
     >>> coefficient_of_variation(torch.tensor([[4, 0], [2, 2], [0, 0]]))
     tensor([1., 0., 0.])
     """
-    # In units of the total, M * c - sum c is an exact integer, so a uniform load gives an exact 0.
-    total = counts.sum(-1, keepdim=True)
-    deviation = safe_divide((counts * counts.shape[-1] - total).float(), total.float())
-    return deviation.square().mean(-1).sqrt()
+    rows = counts.reshape(counts.shape[:-1].numel(), counts.shape[-1])
+    spread = torch.empty(rows.shape[0], device=counts.device)
+    for part in row_blocks(rows, 2 * rows.shape[-1]):
+        # In units of the total, M * c - sum c is an exact integer, so a uniform load gives an exact 0.
+        deviation = torch.sub(rows[part] * rows.shape[-1], rows[part].sum(-1, keepdim=True)).float()
+        spread[part] = deviation.square().mean(-1).sqrt()
+    return safe_divide(spread.reshape(counts.shape[:-1]), counts.sum(-1).float())
 
 
 def router_entropy(probs: Float[Tensor, "tokens experts"], mask: Shaped[Tensor, " tokens"]) -> Float[Tensor, ""]:

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape, safe_divide, select, statistics_dtype
-from moe_routing.information import TurnStatistics, finite_turns
+from moe_routing.blocks import select_rows
+from moe_routing.information import TurnStatistics, check_turns, finite_turns
 
 MIN_TURNS = 8
 Reduction = Literal["sum", "mean"]
@@ -120,10 +121,10 @@ def turn_objective(
     >>> turn_objective(usage, labels, torch.ones(8, dtype=torch.bool))
     tensor(0.6931)
     """
-    own = TurnStatistics.from_usage(usage.detach(), labels, eligible)
-    whole = own if statistics is None else statistics
+    check_turns(usage, labels, eligible)
+    whole = TurnStatistics.from_usage(usage.detach(), labels, eligible) if statistics is None else statistics
     row = per_turn_pmi(whole.pmi(eps, clamp).detach(), labels, reduction).to(usage.dtype)
     counted = eligible & finite_turns(usage)
-    score = select(counted[:, None], usage) * row
+    score = select_rows(counted.expand(usage.shape[:-1]), usage) * row
     turns = whole.num_turns.to(usage.dtype)
     return select(whole.num_turns >= min_turns, safe_divide(score.sum((-2, -1)), turns))

@@ -88,7 +88,7 @@ MUTANTS = {
     ),
     "cv forgets idle experts": (
         "metrics", "load_cv", checks.check_load_cv,
-        "deviation.square().mean(-1)", "(deviation.square() * (counts > 0)).sum(-1) / (counts > 0).sum(-1)",
+        "deviation.square().mean(-1)", "(deviation.square() * (rows[part] > 0)).sum(-1) / (rows[part] > 0).sum(-1)",
     ),
     "cv counts prompts": (
         "metrics", "load_cv", checks.check_load_cv,
@@ -118,7 +118,7 @@ MUTANTS = {
     ),
     "usage counts twice": (
         "information", "TurnStatistics", checks.check_information,
-        "usage.shape[:-1]), usage.to(dtype))", "usage.shape[:-1]), usage.to(dtype) * 2)",
+        "usage.to(weights.dtype))", "usage.to(weights.dtype) * 2)",
     ),
     "information counts turns that do not exist": (
         "information", "TurnStatistics", checks.check_information,
