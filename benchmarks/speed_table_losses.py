@@ -152,6 +152,6 @@ CASES: tuple[Case, ...] = (
           "`where`, which branches at every entry on a CPU, where the twin multiplies NaN into the sum"),
     _case("kl_k3", kl_case, "TRL's expression", "`expm1`, and a choice by `where` where 0 meets NaN"),
     _case("format_weighted_ce", ce_case, "two weighted sums", "`where`, which branches at every entry on a CPU"),
-    _case("clip_statistics", clip_case, "masked selections", f"sums by segment in float64; {BOOLEANS}"),
-    _case("segment_statistics", segment_case, "masked selections", "four sums by segment in float64"),
+    _case("clip_statistics", clip_case, "masked selections", f"six sums or maxima by segment in float64; {BOOLEANS}"),
+    _case("segment_statistics", segment_case, "masked selections", "four sums by segment in float64, block by block"),
 )  # fmt: skip

@@ -582,9 +582,9 @@ add(
     stats,
     "segment_statistics",
     second_moment=("safe_divide(self.squares, self.tokens) - mean * mean", "safe_divide(self.squares, self.tokens)"),
-    zeros_of_others=("values * values, values == 0]", "values * values, values != 0]"),
-    segments_shifted=("clamp(-1, num_segments) +", "clamp(0, num_segments) +"),
-    one_set_only=(".sum(0)[1:-1]", "[0][1:-1]"),
+    zeros_of_others=("values.eq_(0)", "values.ne_(0)"),
+    segments_shifted=("clamp(-1, num_segments)", "clamp(0, num_segments)"),
+    one_set_only=("SegmentStatistics(*_of_segments(sums.sum(1)))", "SegmentStatistics(*_of_segments(sums[:, 0]))"),
     variance_for_deviation=('"std": safe_sqrt(variance)', '"std": variance'),
     count_for_share=("self.tokens.sum().expand_as(self.tokens)", "torch.ones_like(self.tokens)"),
 )
@@ -593,10 +593,7 @@ add(
     stats,
     "clip_statistics",
     maxima_added=('joined["ratio_max"] = torch.maximum(self.ratio_max, other.ratio_max)', "pass"),
-    half_difference=(
-        "logp.detach().to(dtype) - old_logp.detach().to(dtype)",
-        "(logp.detach() - old_logp.detach()).to(dtype)",
-    ),
+    half_difference=("new.to(dtype) - old.to(dtype)", "(new - old).to(dtype)"),
     low_of_any_sign=("return falls & (ratio < 1 - clip_low)", "return (ratio < 1 - clip_low)"),
     dual_on_both=("dual = falls & (ratio >", "dual = (ratio >"),
 )

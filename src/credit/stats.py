@@ -1,6 +1,6 @@
 """Statistics of a policy update, kept as sums and counts so that micro-batches and ranks add up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -92,10 +92,16 @@ def segment_statistics(
         Ours.
     """
     require_shape("segments", segments, tuple(advantages.shape), "advantages")
-    values = advantages.detach().to(statistics_dtype(advantages))
-    cells = _cells(segments, num_segments)
-    sums = _sum_by_segment([values, values * values, values == 0], cells, num_segments)
-    return SegmentStatistics(*sums)
+    wide = statistics_dtype(advantages)
+    sums = _empty_sums(4, num_segments, wide, advantages.device)
+    for credit, kinds in _blocks(advantages.detach(), segments):
+        values = credit.to(wide, copy=True)
+        cells = _cells(kinds, num_segments)
+        _add(sums, 0, values.new_ones(1).expand(values.shape), cells)
+        _add(sums, 1, values, cells)
+        _add(sums, 2, values * values, cells)
+        _add(sums, 3, values.eq_(0), cells)
+    return SegmentStatistics(*_of_segments(sums.sum(1)))
 
 
 def clip_statistics(
@@ -143,16 +149,18 @@ def clip_statistics(
         require_shape(name, value, tuple(logp.shape), "logp")
     # The loss's own dtype, so that a ratio at the edge of the clip falls on the same side in both.
     dtype, wide = compute_dtype(logp), statistics_dtype(logp)
-    change = (logp.detach().to(dtype) - old_logp.detach().to(dtype)).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = change.exp()
-    low, high, dual = clipped(ratio, advantages.detach().to(dtype), clip_low, clip_high, dual_clip)
-    kl = torch.expm1(change).sub_(change).to(wide)
-    cells = _cells(segments, num_segments)
-    sums = _sum_by_segment([low, high, dual, kl], cells, num_segments)
-    tokens, clipped_low, clipped_high, clipped_dual, kl_sum = sums
-    largest = ratio.new_zeros(_SETS * (num_segments + 2)).scatter_reduce(0, cells, ratio.flatten(), "amax")
-    ratio_max = largest.view(_SETS, -1).amax(0)[1:-1].to(wide)
-    return ClipStatistics(tokens, clipped_low, clipped_high, clipped_dual, kl_sum, ratio_max)
+    sums = _empty_sums(5, num_segments, wide, logp.device)
+    largest = sums.new_zeros(sums.shape[1:], dtype=dtype)
+    for new, old, credit, kinds in _blocks(logp.detach(), old_logp.detach(), advantages.detach(), segments):
+        change = (new.to(dtype) - old.to(dtype)).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        ratio = change.exp()
+        cells = _cells(kinds, num_segments)
+        _add(sums, 0, sums.new_ones(1).expand(ratio.shape), cells)
+        for kind, found in enumerate(clipped(ratio, credit.to(dtype), clip_low, clip_high, dual_clip)):
+            _add(sums, 1 + kind, found.to(wide), cells)
+        _add(sums, 4, torch.expm1(change).sub_(change).to(wide), cells)
+        largest.view(-1).scatter_reduce_(0, cells, ratio.flatten(), "amax")
+    return ClipStatistics(*_of_segments(sums.sum(1)), *_of_segments(largest.amax(0, keepdim=True).to(wide)))
 
 
 def clipped(
@@ -170,20 +178,39 @@ def clipped(
 
 # A sum must wait for the one before it to reach its cell; neighbouring tokens go to different sets of cells.
 _SETS = 8
+# Tokens whose wide copies stay in a CPU's cache: new memory for whole ones takes longer than the sums.
+_BLOCK = 1 << 16
 
 
-def _sum_by_segment(
-    values: Sequence[Shaped[Tensor, "batch tokens"]], cells: Int[Tensor, " entries"], num_segments: int
-) -> list[Float[Tensor, " segments"]]:
-    """Tokens, then sums of each kind of value; what tokens of no segment hold goes into sums that are thrown away."""
-    empty = torch.zeros(_SETS * (num_segments + 2), dtype=statistics_dtype(values[0]), device=cells.device)
-    # One kind at a time: adding whole columns of kinds at once takes several times as long on a CPU.
-    sources = (empty.new_ones(1).expand(cells.shape), *(each.flatten() for each in values))
-    sums = [empty.scatter_add(0, cells, each.to(empty.dtype)) for each in sources]
-    return [each.view(_SETS, -1).sum(0)[1:-1] for each in sums]
+def _blocks(*tensors: Shaped[Tensor, "batch tokens"]) -> Iterable[tuple[Shaped[Tensor, "rows tokens"], ...]]:
+    """The tensors some rows at a time on a CPU, whole elsewhere and under ``torch.compile``, which fuses them."""
+    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu":
+        return [tensors]
+    rows = max(_BLOCK // max(tensors[0].shape[1], 1), 1)
+    return zip(*(torch.split(each, rows) for each in tensors), strict=True)
 
 
-def _cells(segments: Int[Tensor, "batch tokens"], num_segments: int) -> Int[Tensor, " entries"]:
+def _empty_sums(
+    quantities: int, num_segments: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "quantities sets cells"]:
+    return torch.zeros(quantities, _SETS, num_segments + 2, dtype=dtype, device=device)
+
+
+def _add(
+    sums: Float[Tensor, "quantities sets cells"],
+    quantity: int,
+    values: Float[Tensor, "rows tokens"],
+    cells: Int[Tensor, " entries"],
+) -> None:
+    """Add each value to its cell; what tokens of no segment hold goes into cells that are thrown away."""
+    sums[quantity].view(-1).scatter_add_(0, cells, values.flatten())
+
+
+def _of_segments(sums: Float[Tensor, "quantities cells"]) -> tuple[Float[Tensor, " segments"], ...]:
+    return sums[:, 1:-1].unbind()
+
+
+def _cells(segments: Int[Tensor, "rows tokens"], num_segments: int) -> Int[Tensor, " entries"]:
     """Cell of each token. In a set, 0 is no segment and ``num_segments + 1`` one that is not reported."""
-    position = torch.arange(segments.shape[1], device=segments.device)
-    return (segments.long().clamp(-1, num_segments) + (1 + (num_segments + 2) * (position % _SETS))).flatten()
+    sets = torch.arange(segments.shape[1], device=segments.device) % _SETS
+    return segments.long().clamp(-1, num_segments).add_(sets * (num_segments + 2) + 1).flatten()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from credit import clip_statistics, policy_loss, segment_statistics
+from credit import clip_statistics, policy_loss, segment_statistics, stats
 from tests.credit.checks_losses import (
     check_clip_statistics,
     check_segment_statistics,
@@ -33,3 +33,15 @@ def test_segments_add_up_to_the_statistics_of_the_loss(dtype):
         assert getattr(parts, name).sum() == getattr(whole, name)
     torch.testing.assert_close(parts.kl_sum.sum(), whole.kl_sum, rtol=1e-5, atol=0)
     assert parts.ratio_max.max() == whole.ratio_max
+
+
+def test_every_block_of_rows_is_counted(monkeypatch):
+    g = torch.Generator().manual_seed(1)
+    logp, old, advantages = torch.randn(3, 11, 24, generator=g)
+    segments = torch.randint(-1, 3, (11, 24), generator=g)
+    calls = (lambda: clip_statistics(logp, old, advantages, segments), lambda: segment_statistics(advantages, segments))
+    whole = [vars(call()) for call in calls]
+    monkeypatch.setattr(stats, "_BLOCK", 80)
+    for call, wanted in zip(calls, whole, strict=True):
+        for name, value in vars(call()).items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-12, atol=1e-12)
