@@ -170,12 +170,12 @@ add(
     advantages,
     "group_advantage",
     wrong_sign=("values - _of_rows(mean, index)", "_of_rows(mean, index) - values"),
-    counts_absent=("_group_sum(taking_part.to(values.dtype), index)", "_group_sum(torch.ones_like(values), index)"),
+    counts_absent=("_group_sum(taking_part.to(values.dtype),", "_group_sum(torch.ones_like(values),"),
     absent_in_spread=("select(taking_part, values - _of_rows(mean, index))", "(values - _of_rows(mean, index))"),
     population_std=("(count - correction)", "(count)"),
     epsilon_inside_sqrt=(
-        "_group_sum(unit * unit, index), freedom))",
-        "_group_sum(unit * unit, index), freedom) + eps)",
+        "_group_sum(unit * unit, index, groups), freedom))",
+        "_group_sum(unit * unit, index, groups), freedom) + eps)",
     ),
     no_epsilon=("spread + eps", "spread"),
     uncentred=("values - _of_rows(mean, index)", "values"),
@@ -221,8 +221,8 @@ add(
     advantages,
     "group_advantage",
     detached_mean=(
-        "safe_divide(_group_sum(values, index), count)",
-        "safe_divide(_group_sum(values, index), count).detach()",
+        "safe_divide(_group_sum(values, index, groups), count)",
+        "safe_divide(_group_sum(values, index, groups), count).detach()",
     ),
     detached_std=(
         "torch.where(freedom > 0, spread + eps, 0.0)",

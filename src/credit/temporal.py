@@ -16,7 +16,7 @@ from credit._safe import (
     select,
     statistics_dtype,
 )
-from credit.advantages import Scale, dense_ids, group_advantage
+from credit.advantages import Scale, compact_ids, group_advantage
 
 
 def turn_returns(
@@ -109,11 +109,11 @@ def step_advantage(
     require_shape("present", exists, tuple(returns.shape), "returns")
     require_shape("group", group, tuple(returns.shape[:1]), "returns")
     require_finite("returns", returns, exists)
-    ids = dense_ids(group)[:, None].expand(returns.shape)
+    ids = compact_ids(group)[:, None].expand(returns.shape)
     if anchor is not None:
         require_shape("anchor", anchor, tuple(returns.shape), "returns")
-        # Dense ids are below the number of runs, so the pair fits one int64 without collision.
-        ids = ids * max(returns.numel(), 1) + dense_ids(anchor.flatten()).view(returns.shape)
+        # Compact ids are below the number of runs, so the pair fits one int64 without collision.
+        ids = ids * max(returns.numel(), 1) + compact_ids(anchor)
     flat = group_advantage(
         returns.flatten(),
         ids.flatten(),

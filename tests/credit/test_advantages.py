@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from credit import group_advantage
-from credit.advantages import dense_ids
+from credit.advantages import compact_ids, dense_ids
 from tests.credit.checks_credit import (
     check_absent_rows,
     check_advantage,
@@ -57,3 +57,18 @@ def test_dense_ids_cost_nothing_for_large_ids():
 def test_scale_must_be_known():
     with pytest.raises(Exception, match="scale"):
         group_advantage(torch.ones(2), torch.tensor([0, 0]), scale="sdt")
+
+
+@pytest.mark.parametrize("ids", [[2, 0, 1, 2], [-5, -4, -5, -2], [9, 200, 9, 2**62], [-(2**63), 2**63 - 1, 0, 0]])
+def test_compact_ids_stay_below_their_number_and_keep_apart(ids):
+    given = torch.tensor(ids)
+    compact = compact_ids(given)
+    assert compact.dtype is torch.int64
+    assert set(compact.tolist()) <= set(range(len(ids)))
+    assert torch.equal(compact[:, None] == compact, given[:, None] == given)
+    assert torch.equal(compact_ids(given.view(2, 2)), compact.view(2, 2))
+
+
+def test_compact_ids_of_bytes_do_not_wrap():
+    assert compact_ids(torch.arange(-128, 128, dtype=torch.int8)).tolist() == list(range(256))
+    assert compact_ids(torch.zeros(0, dtype=torch.int64)).tolist() == []
