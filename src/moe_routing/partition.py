@@ -20,7 +20,7 @@ def log_partition(
     >>> log_partition(torch.tensor([[0.0, 0.0], [float("nan"), 0.0]]))
     (tensor([0.6931, 0.0000]), tensor([ True, False]))
     """
-    value, usable = _LogPartition.apply(logits)  # type: ignore[no-untyped-call]
+    value, usable, _ = _LogPartition.apply(logits)  # type: ignore[no-untyped-call]
     return value, usable
 
 
@@ -29,8 +29,8 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Float[Tensor, "*layers tokens experts"]
-    ) -> tuple[Float[Tensor, "*layers tokens"], Bool[Tensor, "*layers tokens"]]:
+        logits: Float[Tensor, "*layers tokens experts"],
+    ) -> tuple[Float[Tensor, "*layers tokens"], Bool[Tensor, "*layers tokens"], Tensor]:
         """Take the softmax block by block; its largest entry is ``exp(max z - log sum exp z)``."""
         table = logits.reshape(-1, logits.shape[-1])
         probs, top, largest = torch.empty_like(table), table.new_empty(len(table)), table.new_empty(len(table))
@@ -43,13 +43,16 @@ class _LogPartition(torch.autograd.Function):
         if unusable.numel():
             probs.index_fill_(0, unusable, 0)
         value = top.sub_(largest.log_()).index_fill_(0, unusable, 0).reshape(logits.shape[:-1])
-        usable = usable.reshape(value.shape)
-        ctx.mark_non_differentiable(usable)
-        ctx.save_for_backward(logits, probs.reshape(logits.shape))
-        return value, usable
+        return value, usable.reshape(value.shape), probs.reshape(logits.shape)
 
     @staticmethod
-    def backward(ctx: Any, slope: Float[Tensor, "*layers tokens"], _: Any) -> Float[Tensor, "*layers tokens experts"]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the probabilities, which stand for a derivative and have none themselves."""
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Float[Tensor, "*layers tokens"], *_: Any) -> Float[Tensor, "*layers tokens experts"]:
         """``p`` times the slope; through a softmax of its own if this is to be differentiated again."""
         logits: Tensor
         probs: Tensor

@@ -1,10 +1,15 @@
 """Policy objectives weighted by routing consistency, two of the variants that the paper compares."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import MAX_LOG_RATIO, as_mask, compute_dtype, require_shape, select
+from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, require_shape, select
+from moe_routing.blocks import on_processor
 
 
 def kappa_advantage_objective(
@@ -38,8 +43,10 @@ def kappa_advantage_objective(
     >>> kappa_advantage_objective(0 * one, 2 * one, 0.5 * one, one > 0)
     tensor([1.])
     """
-    log_ratio, advantages, kappa = _prepare(log_ratio, advantages, kappa, mask)
-    return select(as_mask(mask), _clipped(log_ratio.exp(), kappa * advantages, clip))
+    keep = _keeper(log_ratio, advantages, kappa, mask)
+    dtype = compute_dtype(log_ratio)
+    weighted = kappa.detach().to(dtype) * advantages.detach().to(dtype)
+    return keep(_clipped(_ratio(keep(log_ratio)), weighted, clip))
 
 
 def kappa_ratio_objective(
@@ -60,20 +67,49 @@ def kappa_ratio_objective(
     >>> kappa_ratio_objective(0 * one, 2 * one, 0.5 * one, one > 0)
     tensor([1.])
     """
-    log_ratio, advantages, kappa = _prepare(log_ratio, advantages, kappa, mask)
-    return select(as_mask(mask), _clipped(kappa * log_ratio.exp(), advantages, clip))
+    keep = _keeper(log_ratio, advantages, kappa, mask)
+    dtype = compute_dtype(log_ratio)
+    weighted = kappa.detach().to(dtype) * _ratio(keep(log_ratio))
+    return keep(_clipped(weighted, advantages.detach().to(dtype), clip))
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.to(compute_dtype(log_ratio)).clamp(max=MAX_LOG_RATIO).exp()
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
-def _prepare(log_ratio: Tensor, advantages: Tensor, kappa: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Check shapes and silence whatever lies under the mask before it is exponentiated."""
+def _keeper(log_ratio: Tensor, advantages: Tensor, kappa: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
+    """Check shapes; silence what lies under the mask: around a chain, neither a value nor a gradient gets out."""
     shape, like = tuple(log_ratio.shape), f"log_ratio of shape {tuple(log_ratio.shape)}"
     for name, tensor in (("advantages", advantages), ("kappa", kappa), ("mask", mask)):
         require_shape(name, tensor, shape, like)
-    dtype = compute_dtype(log_ratio)
-    mask = as_mask(mask)
-    safe = select(mask, log_ratio.to(dtype)).clamp(max=MAX_LOG_RATIO)
-    return safe, select(mask, advantages.detach().to(dtype)), select(mask, kappa.detach().to(dtype))
+    present = as_mask(mask)
+    if not on_processor(log_ratio):
+        return partial(select, present)
+    return partial(_keep_bits, present)
+
+
+def _keep_bits(present: Tensor, values: Tensor) -> Tensor:
+    kept: Tensor = _KeepBits.apply(values, bit_mask(present, values.dtype))  # type: ignore[no-untyped-call]
+    return kept
+
+
+class _KeepBits(torch.autograd.Function):
+    """:func:`select` by bits; it is linear, so that its derivative is itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, bits: Tensor) -> Tensor:
+        return (values.view(bits.dtype) & bits).view(values.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return _KeepBits.apply(slope, ctx.saved_tensors[0]), None  # type: ignore[no-untyped-call]
