@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, require_shape, select
+from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, keep_, require_shape, select
 from moe_routing.blocks import on_processor
 
 
@@ -46,7 +46,7 @@ def kappa_advantage_objective(
     keep = _keeper(log_ratio, advantages, kappa, mask)
     dtype = compute_dtype(log_ratio)
     weighted = kappa.detach().to(dtype) * advantages.detach().to(dtype)
-    return keep(_clipped(_ratio(keep(log_ratio)), weighted, clip))
+    return _clipped(_ratio(keep(log_ratio)), weighted, as_mask(mask), clip)
 
 
 def kappa_ratio_objective(
@@ -70,15 +70,18 @@ def kappa_ratio_objective(
     keep = _keeper(log_ratio, advantages, kappa, mask)
     dtype = compute_dtype(log_ratio)
     weighted = kappa.detach().to(dtype) * _ratio(keep(log_ratio))
-    return keep(_clipped(weighted, advantages.detach().to(dtype), clip))
+    return _clipped(weighted, advantages.detach().to(dtype), as_mask(mask), clip)
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.to(compute_dtype(log_ratio)).clamp(max=MAX_LOG_RATIO).exp()
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+def _clipped(ratio: Tensor, advantages: Tensor, present: Tensor, clip: float) -> Tensor:
+    if on_processor(ratio):
+        value: Tensor = _Clipped.apply(ratio, advantages, present, clip)[0]  # type: ignore[no-untyped-call]
+        return value
+    return select(present, torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages))
 
 
 def _keeper(log_ratio: Tensor, advantages: Tensor, kappa: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
@@ -113,3 +116,26 @@ class _KeepBits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         return _KeepBits.apply(slope, ctx.saved_tensors[0]), None  # type: ignore[no-untyped-call]
+
+
+class _Clipped(torch.autograd.Function):
+    """The masked minimum of both products: one set of bits holds where the unclipped one, or neither, is above."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(ratio: Tensor, advantages: Tensor, present: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+        whole, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + clip).mul_(advantages)
+        # Not `<=`: the gradient of a NaN is a NaN, where it is not masked.
+        bits = bit_mask(~(whole > bounded) & present, ratio.dtype)
+        return keep_(torch.minimum(whole, bounded), bit_mask(present, ratio.dtype)), bits
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[1], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
+        advantages, bits = ctx.saved_tensors
+        return _KeepBits.apply(slope * advantages, bits), None, None, None  # type: ignore[no-untyped-call]

@@ -145,3 +145,15 @@ def test_kappa_objectives_let_nothing_through_the_mask(objective):
     value.sum().backward()
     assert log_ratio.grad.isfinite().all()
     assert log_ratio.grad[1:3].eq(0).all()
+
+
+@pytest.mark.parametrize("objective", [kappa_advantage_objective, kappa_ratio_objective])
+def test_kappa_objectives_have_the_derivatives_of_their_formula(objective):
+    log_ratio = torch.tensor([0.1, 0.9, -0.9, 0.9, -0.9, 0.3], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0, 3.0], dtype=torch.float64)
+    kappa, mask = torch.full_like(advantages, 0.9), torch.tensor([True] * 5 + [False])
+    assert torch.autograd.gradcheck(lambda x: objective(x, advantages, kappa, mask), log_ratio)
+    assert torch.autograd.gradgradcheck(lambda x: objective(x, advantages, kappa, mask), log_ratio)
+    assert objective(log_ratio * math.nan, advantages, kappa, mask)[:5].isnan().all()
+    slope = torch.func.grad(lambda x: objective(x, advantages, kappa, mask).sum())(log_ratio.detach())
+    assert_close(slope, torch.autograd.grad(objective(log_ratio, advantages, kappa, mask).sum(), log_ratio)[0])
