@@ -106,7 +106,7 @@ CASES: tuple[Case, ...] = (
             lambda it: 2 * size_of(it.logits)), "`softmax`", what="softmax", note="an exponential for each entry"),
     case_of("router_probs", plain(lambda it: router_probs(it.logits, "sigmoid"), _sigmoid,
             lambda it: 2 * size_of(it.logits)), "`sigmoid`, then a division", what="sigmoid",
-            note="in log space, where no row underflows to 0/0: two transcendental functions for each entry"),
+            note="an exponential for each entry; rows that would underflow to 0/0 are searched for"),
     case_of("router_log_probs", plain(lambda it: router_log_probs(it.logits), lambda it: it.logits.log_softmax(-1),
             lambda it: 2 * size_of(it.logits)), "`log_softmax`", note="an exponential for each entry"),
     case_of("entropy", plain(lambda it: entropy(it.probs), lambda it: _entropy(it.probs), _rows_out),

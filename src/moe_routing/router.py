@@ -64,7 +64,15 @@ def router_probs(
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
     check_activation(activation)
-    return torch.softmax(router_scores(logits.to(compute_dtype(logits)), activation), dim=-1)
+    wide = logits.to(compute_dtype(logits))
+    learns = wide.requires_grad and torch.is_grad_enabled()
+    if activation == "softmax" or learns or not on_processor(wide) or wide.numel() == 0:
+        return torch.softmax(router_scores(wide, activation), dim=-1)
+    table = wide.reshape(-1, wide.shape[-1])
+    probs = torch.empty_like(table)
+    for rows in row_blocks(table):
+        usable_probs(table[rows], activation, out=probs[rows])
+    return probs.reshape(wide.shape)
 
 
 def chosen_probs(
