@@ -16,7 +16,7 @@ _MOST_DIGITS = 4300
 _NONE: Mapping[str, Any] = {}
 # Types whose equal values match, whatever the schema.
 _PLAIN = frozenset((str, int, float, bool))
-_NULL, _NULL_TEXT = ("null", None), ("text", "null")
+NULL, NULL_TEXT = ("null", None), ("text", "null")
 
 Schema = Mapping[str, Any] | bool | None
 _Key = tuple[str, Any]
@@ -105,7 +105,7 @@ def _wanted_member(key: str, gold: Any) -> WantedMember:
 def _wanted(gold: Any) -> Wanted:
     values = list(_alternatives(gold))
     return Wanted(
-        keys=frozenset([key for key in map(_key, values) if key is not None]),
+        keys=frozenset([key for key in map(meaning, values) if key is not None]),
         lists=tuple([tuple(map(_wanted, value)) for value in values if isinstance(value, list)]),
         objects=tuple([wanted_object(value) for value in values if isinstance(value, dict)]),
     )
@@ -125,10 +125,10 @@ def _matches(predicted: Any, wanted: Wanted, schema: Schema) -> bool:
         return any(_lists_match(predicted, items, schema) for items in wanted.lists)
     if not scalar and isinstance(predicted, Mapping):
         return any(compare_arguments(predicted, members, schema) is EXACT for members in wanted.objects)
-    key = _key(predicted)
+    key = meaning(predicted)
     if key in wanted.keys:
         return True
-    other = _NULL_TEXT if key == _NULL else _NULL if key == _NULL_TEXT else None
+    other = NULL_TEXT if key == NULL else NULL if key == NULL_TEXT else None
     return other in wanted.keys and _allows_null(schema)
 
 
@@ -138,10 +138,10 @@ def _lists_match(predicted: Sequence[Any], wanted: Sequence[Wanted], schema: Sch
     )
 
 
-def _key(value: Any) -> _Key | None:
+def meaning(value: Any) -> _Key | None:
     """What a scalar means: equal keys, equal values; None equals nothing."""
     if value is None:
-        return _NULL
+        return NULL
     if isinstance(value, bool):
         return "text", "true" if value else "false"
     if isinstance(value, int):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from rewards._marks import Mark, mark_given, mark_wanted
 from rewards.calls import ToolCall
 from rewards.gold import Gold
 from rewards.matching import EXACT, Pair, Schema, WantedMember, compare_arguments
@@ -10,6 +11,8 @@ from rewards.schema import ToolSet
 WantedObject = Sequence[WantedMember]
 # Grows with the key and the value share and falls with what was missed, so that nothing scores more than `EXACT`.
 Score = Callable[[Pair], float]
+# So few calls are compared sooner than they are marked.
+_FEW = 4
 
 
 def pair_calls(predicted: Sequence[ToolCall], gold: Gold, tools: ToolSet | None, score: Score) -> list[Pair]:
@@ -43,7 +46,7 @@ def best_pairs(calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: 
 
     A bound saves most comparisons: no assignment has more than the sum, over the calls of the shorter side, of the
     best that each could get alone. If those bests are in different places they are the assignment; else the solver
-    decides.
+    decides. An exact partner is a best one, and marks find it without a comparison.
     """
     count = min(len(calls), len(gold))
     own = [compare_arguments(calls[i].arguments, gold[i], schema) for i in range(count)]
@@ -52,8 +55,9 @@ def best_pairs(calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: 
         return own
     table = _Table(calls, gold, schema, own)
     alone = list(range(count))
+    exact = _exact_partners(table, wrong) if len(wrong) > _FEW else {}
     for i in wrong:
-        alone[i] = _best_alone(table, i, score)
+        alone[i] = exact[i] if i in exact else _best_alone(table, i, score)
     if len(set(alone)) == count:
         chosen = list(enumerate(alone)) if len(gold) <= len(calls) else sorted((j, i) for i, j in enumerate(alone))
     else:
@@ -75,6 +79,27 @@ class _Table:
         if found is None:
             found = self.known[i, j] = compare_arguments(self.calls[j].arguments, self.gold[i], self.schema)
         return found
+
+
+def _exact_partners(table: _Table, wrong: Sequence[int]) -> dict[int, int]:
+    """Where calls of the shorter side find the first partner that is `EXACT`, for those that have one."""
+    given: list[Mark] = [mark_given(call.arguments) for call in table.calls]
+    wanted: list[Mark] = [mark_wanted(gold) for gold in table.gold]
+    fewer_gold = len(wanted) <= len(given)
+    short, long = (wanted, given) if fewer_gold else (given, wanted)
+    unsure = [j for j, mark in enumerate(long) if mark is None]
+    # Reversed, so that the first of several stays.
+    first = {mark: j for j, mark in reversed([*enumerate(long)])}
+    found: dict[int, int] = {}
+    for i in wrong:
+        mark = short[i]
+        if mark is not None:
+            marked = [first[mark]] if mark in first else []
+            for j in sorted([*unsure, *marked]):
+                if (table.pair(i, j) if fewer_gold else table.pair(j, i)) is EXACT:
+                    found[i] = j
+                    break
+    return found
 
 
 def _best_alone(table: _Table, index: int, score: Score) -> int:

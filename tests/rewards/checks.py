@@ -354,6 +354,13 @@ def check_one_to_one() -> None:
     assert process_score([block(call("f", x=1, y=2), call("f", x=1))], tempting, None).total == 1.0
     assert process_score([block(call("f", x=1, y=1))], [[call("f", x=1, y=1)] * 3], None).key == 1 / 3
     assert process_score([block(call("g", x=1), call("f"))], [[call("f"), call("g", x=1)]], None).total == 1.0
+    # So many that marks find the partners; what a mark must not say is in the last four.
+    many: list[Any] = [call("f", x=number) for number in range(6)]
+    loose: list[Any] = [call("f", x=[7]), call("f", x=[8]), call("f", x={"$accepted": [9, 10]}), call("f", x=None)]
+    said = [*many, call("f", x=[7.0]), call("f", x=["8"]), call("f", x=10), call("f")]
+    assert process_score([block(*reversed(many))], [many], None).total == 1.0
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}]
+    assert process_score([block(*reversed(said))], [[*many, *loose]], tools).total == 1.0
 
 
 def check_reference_rule() -> None:

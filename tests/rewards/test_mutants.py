@@ -120,28 +120,28 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "field of a missing argument unnamed": ("schema:_problem", '[detail["property"]]', "[]", checks.check_schema),
     # matching
-    "true is 1": ("matching:_key", "if isinstance(value, bool):", "if False:", checks.check_loose_match),
+    "true is 1": ("matching:meaning", "if isinstance(value, bool):", "if False:", checks.check_loose_match),
     "case counts": (
-        "matching:_key",
+        "matching:meaning",
         'return "text", text.casefold()\n    if not number[2]',
         'return "text", text\n    if not number[2]',
         checks.check_loose_match,
     ),
-    "space counts": ("matching:_key", "value.strip()", "value", checks.check_loose_match),
+    "space counts": ("matching:meaning", "value.strip()", "value", checks.check_loose_match),
     "lower instead of casefold": (
-        "matching:_key",
+        "matching:meaning",
         'return "text", text.casefold()\n    if not number[2]',
         'return "text", text.lower()\n    if not number[2]',
         checks.check_loose_match,
     ),
     "big integers as floats": (
-        "matching:_key",
+        "matching:meaning",
         'return "number", value\n    if isinstance(value, float)',
         'return "number", float(value) if abs(value) < 2**60 else value\n    if isinstance(value, float)',
         checks.check_loose_match,
     ),
     "NaN equals NaN": (
-        "matching:_key",
+        "matching:meaning",
         "return None if math.isnan(value) else",
         'return ("nan", 0) if math.isnan(value) else',
         checks.check_loose_match,
@@ -241,7 +241,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "pairs in order": (
         "pairing:best_pairs",
-        "alone[i] = _best_alone(table, i, score)",
+        "alone[i] = exact[i] if i in exact else _best_alone(table, i, score)",
         "alone[i] = i",
         checks.check_one_to_one,
     ),
@@ -249,6 +249,12 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "pairing:best_pairs",
         "if len(set(alone)) == count:",
         "if True:",
+        checks.check_one_to_one,
+    ),
+    "exact partners from the end": (
+        "pairing:_exact_partners",
+        "found[i] = j",
+        "found[i] = len(long) - 1 - j",
         checks.check_one_to_one,
     ),
     "takes a call of another name": (

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards import Accepted, ToolSet, as_gold, loose_match, parse_tool_calls, process_score, reference_rule
+from rewards._marks import mark_given, mark_wanted
 from rewards.calls import ToolCall
 from rewards.formats.hermes import parse_hermes, read_well_formed
-from rewards.matching import compare_arguments
+from rewards.matching import EXACT, compare_arguments
 from rewards.pairing import _solved, best_pairs
 from rewards.process import ProcessWeights
 from tests.rewards import reference
@@ -122,6 +123,35 @@ def test_the_bound_finds_what_the_solver_finds(made: list[Any], gold: list[Any],
     if all(parts):
         assert abs(sum(pair.key for pair in found) - sum(pair.key for pair in solved)) < 1e-9
         assert abs(sum(pair.value for pair in found) - sum(pair.value for pair in solved)) < 1e-9
+
+
+_loose = st.sampled_from([1, 1.0, "1", " x", "X", True, "true", None, "null", [1], float("nan"), 2])
+_maybe = _loose | st.builds(Accepted, st.lists(_loose, min_size=1, max_size=2).map(tuple), st.booleans())
+_nullable = {"properties": {"a": {"type": ["integer", "null"]}, "b": {}}, "required": ["b"]}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from("ab"), _loose), st.dictionaries(st.sampled_from("ab"), _maybe), st.booleans())
+def test_equal_marks_are_exact_pairs(given_: Any, gold: Any, with_schema: bool) -> None:
+    (wanted,) = as_gold([[{"name": "f", "arguments": gold}]]).wanted["f"]
+    marks = mark_given(given_), mark_wanted(wanted)
+    if None not in marks:
+        schema = _nullable if with_schema else None
+        assert (marks[0] == marks[1]) == (compare_arguments(given_, wanted, schema) is EXACT)
+
+
+_many = st.lists(st.dictionaries(st.sampled_from("ab"), _loose, max_size=2), min_size=5, max_size=9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_many, st.integers(0, 4), st.integers(0, 4), st.randoms(use_true_random=False))
+def test_marks_change_no_pair(gold: list[Any], fewer: int, others: int, shuffle: random.Random) -> None:
+    made = shuffle.sample(gold, len(gold) - fewer) + [{"a": number} for number in range(others)]
+    wanted = as_gold([[{"name": "f", "arguments": arguments} for arguments in gold]]).wanted["f"]
+    calls = [ToolCall("f", arguments) for arguments in made]
+    found = best_pairs(calls, wanted, _nullable, ProcessWeights().of_pair)
+    with mutated("pairing:best_pairs", "if len(wrong) > _FEW", "if False"):
+        assert best_pairs(calls, wanted, _nullable, ProcessWeights().of_pair) == found
 
 
 _pieces = st.sampled_from(
