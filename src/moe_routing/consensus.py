@@ -107,9 +107,11 @@ def consensus_agreement(
     check_tokens("field", field, probs.shape[0], f"probs of shape {tuple(probs.shape)}")
     check_ids("field", field, consensus.shape[0], f"consensus of shape {tuple(consensus.shape)}")
     check_ids("consensus", consensus, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
-    members = _rows(consensus, field)
-    valid = (field >= 0) & (members >= 0).all(-1)
-    chosen = probs.to(compute_dtype(probs)).gather(1, members.clamp(min=0))
+    # Sets are checked and cleaned before they are spread over tokens; the spare one serves tokens outside fields.
+    sets = torch.cat([consensus, consensus.new_full((1, consensus.shape[-1]), -1)]).long()
+    row = torch.where(field >= 0, field, consensus.shape[0])
+    valid = (sets >= 0).all(-1).index_select(0, row)
+    chosen = probs.gather(1, sets.clamp(min=0).index_select(0, row)).to(compute_dtype(probs))
     return select(valid, chosen.clamp(max=1.0 / consensus.shape[-1]).sum(-1)), valid
 
 
