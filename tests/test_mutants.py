@@ -235,7 +235,7 @@ add(
     "group_advantage",
     half_statistics=(".to(statistics_dtype(rewards))", ""),
     squares_overflow=(
-        ("unit = safe_divide(centred, _of_rows(reach, index))", "unit = centred"),
+        ("unit = centred / _of_rows(_nonzero(reach), index)", "unit = centred"),
         ("spread = reach * ", "spread = "),
     ),
     dtype_changes=("select(judged, scaled).to(rewards.dtype)", "select(judged, scaled)"),

@@ -91,12 +91,12 @@ def group_advantage(
     # vanishes. The
     # largest is that of an extreme; a group without a present row has no extreme and no reach.
     reach = torch.maximum(high - mean.detach(), mean.detach() - low).clamp(min=0)
-    unit = safe_divide(centred, _of_rows(reach, index))
+    unit = centred / _of_rows(_nonzero(reach), index)
     freedom = (count - correction).clamp(min=0)
     spread = reach * safe_sqrt(safe_divide(_group_sum(unit * unit, index, groups), freedom))
     judged = taking_part & _of_rows((count >= min_size) & (high != low), index)
     divisor = torch.where(freedom > 0, spread + eps, 0.0)
-    scaled = centred if scale == "none" else safe_divide(centred, _of_rows(divisor, index))
+    scaled = centred if scale == "none" else centred / _of_rows(_nonzero(divisor), index)
     return select(judged, scaled).to(rewards.dtype)
 
 
@@ -140,6 +140,11 @@ def _group_sum(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"], gr
 
 def _group_max(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"], groups: int) -> Float[Tensor, " groups"]:
     return values.new_full((groups,), -torch.inf).scatter_reduce(0, index, values, "amax")
+
+
+def _nonzero(divisor: Float[Tensor, " groups"]) -> Float[Tensor, " groups"]:
+    """Infinity for 0, over which every row is 0 with zero gradient: one choice a group, none a row."""
+    return torch.where(divisor != 0, divisor, torch.inf)
 
 
 def _of_rows(per_group: Shaped[Tensor, " groups"], index: Int[Tensor, " batch"]) -> Shaped[Tensor, " batch"]:
