@@ -87,9 +87,8 @@ def group_advantage(
     centred = select(taking_part, values - _of_rows(mean, index))
     high = _group_max(torch.where(taking_part, values.detach(), -torch.inf), index, groups)
     low = -_group_max(torch.where(taking_part, -values.detach(), -torch.inf), index, groups)
-    # Squares are taken of deviations between -1 and 1, so that none overflows or
-    # vanishes. The
-    # largest is that of an extreme; a group without a present row has no extreme and no reach.
+    # Squares are taken of deviations between -1 and 1, so that none overflows or vanishes. The largest is that of an
+    # extreme; a group without a present row has no extreme and no reach.
     reach = torch.maximum(high - mean.detach(), mean.detach() - low).clamp(min=0)
     unit = centred / _of_rows(_nonzero(reach), index)
     freedom = (count - correction).clamp(min=0)
