@@ -64,14 +64,14 @@ class _ApiReader(ast.NodeVisitor):
         self._paths: dict[str, tuple[str, ...]] = {"apis": ("apis",)}
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        path = self._path(node.value)
-        targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        if path is not None and targets:
-            self._paths.update(dict.fromkeys(targets, path))
-            return
-        self.generic_visit(node)
-        for target in targets:
-            self._paths.pop(target, None)
+        self._assign(node.targets, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._assign([node.target], node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._use(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not self._use(node):
@@ -80,6 +80,26 @@ class _ApiReader(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._use(node)
+
+    def _assign(self, targets: list[ast.expr], value: ast.expr) -> None:
+        """Read the value, but what only gets another name, then let the names stand for what they hold now."""
+        bindings = [binding for target in targets for binding in _bindings(target, value)]
+        paths = {name: path for name, held in bindings if held is not None and (path := self._path(held))}
+        self._read(value, {id(held) for name, held in bindings if name in paths})
+        for target in targets:
+            self.visit(target)
+        for name, _ in bindings:
+            self._paths.pop(name, None)
+        self._paths.update(paths)
+
+    def _read(self, value: ast.expr, renamed: set[int]) -> None:
+        if id(value) in renamed:
+            return
+        if isinstance(value, (ast.Tuple, ast.List)):
+            for part in value.elts:
+                self._read(part, renamed)
+        else:
+            self.visit(value)
 
     def _use(self, node: ast.expr) -> bool:
         path = self._path(node)
@@ -92,10 +112,35 @@ class _ApiReader(ast.NodeVisitor):
         """``("apis", app, method)`` or a prefix of it, if the expression is that."""
         if isinstance(node, ast.Name):
             return self._paths.get(node.id)
+        if isinstance(node, ast.NamedExpr):
+            self._assign([node.target], node.value)
+            return self._path(node.value)
         if isinstance(node, ast.Attribute):
             parent = self._path(node.value)
             return (*parent, node.attr) if parent is not None else None
         return None
+
+
+def _bindings(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that an assignment gives, each with the expression behind it where one can tell."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Starred):
+        yield from _bindings(target.value, None)
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for part, held in zip(target.elts, _unpacked(value, target.elts)):
+            yield from _bindings(part, held)
+
+
+def _unpacked(value: ast.expr | None, targets: list[ast.expr]) -> list[ast.expr | None]:
+    """What each of the targets receives of a tuple that is written out, None where one cannot tell."""
+    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+    stars = [at for at, target in enumerate(targets) if isinstance(target, ast.Starred)]
+    before, after = (stars[0], len(targets) - stars[0] - 1) if stars else (len(targets), 0)
+    fits = len(parts) >= before + after if stars else len(parts) == before
+    if not fits or any(isinstance(part, ast.Starred) for part in parts):
+        return [None] * len(targets)
+    return [*parts[:before], *[None] * len(stars), *parts[len(parts) - after :]]
 
 
 def tool_call_names(turn: object) -> list[str]:

@@ -109,7 +109,7 @@ def consensus_agreement(
     check_ids("consensus", consensus, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
     # Sets are checked and cleaned before they are spread over tokens; the spare one serves tokens outside fields.
     sets = torch.cat([consensus, consensus.new_full((1, consensus.shape[-1]), -1)]).long()
-    row = torch.where(field >= 0, field, consensus.shape[0])
+    row = torch.where(field >= 0, field.long(), consensus.shape[0])
     valid = (sets >= 0).all(-1).index_select(0, row)
     chosen = probs.gather(1, sets.clamp(min=0).index_select(0, row)).to(compute_dtype(probs))
     return select(valid, chosen.clamp(max=1.0 / consensus.shape[-1]).sum(-1)), valid
@@ -127,4 +127,4 @@ def consensus_mask(
 def _rows(consensus: Int[Tensor, "fields size"], field: Int[Tensor, " tokens"]) -> Int[Tensor, "tokens size"]:
     """Consensus of each token's field, -1 outside fields (also when there is no field at all)."""
     padded = torch.cat([consensus, consensus.new_full((1, consensus.shape[-1]), -1)]).long()
-    return padded[torch.where(field >= 0, field, consensus.shape[0])]
+    return padded[torch.where(field >= 0, field.long(), consensus.shape[0])]

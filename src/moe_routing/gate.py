@@ -42,7 +42,7 @@ class EntropyGate:
 
         An entropy that is not a number closes the gate.
         """
-        self.entropy = float(entropy)
+        self.entropy = float(entropy.detach() if isinstance(entropy, Tensor) else entropy)
         margin = 0.0 if self.is_open else self.hysteresis
         self.is_open = self.low + margin <= self.entropy <= self.high - margin
         self.calls += 1

@@ -105,6 +105,7 @@ def selected_weights(
     """
     check_tokens("selected", selected, logits.shape[0], f"logits of shape {tuple(logits.shape)}")
     check_ids("selected", selected, logits.shape[-1], f"logits of shape {tuple(logits.shape)}")
+    selected = selected.long()  # engines record narrower ids, which do not index
     if scoring == "topk_softmax":
         return scale * torch.softmax(logits.gather(1, selected), dim=-1)
     if scoring == "sigmoid":
@@ -239,8 +240,7 @@ def tiered_topk(
     if not 1 <= k <= scores.shape[-1]:
         raise ValueError(f"k must lie in 1..{scores.shape[-1]}, the experts of scores {tuple(scores.shape)}, got {k}")
     order = tiers.to(scores.device).argsort(stable=True)
-    ranked = scores[:, order].sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    return order[ranked]
+    return order[scores[:, order].sort(dim=-1, descending=True, stable=True).indices[:, :k]]
 
 
 def _refuse(rows: Bool[Tensor, " tokens"], message: str, ids: Int[Tensor, "tokens k"]) -> None:

@@ -180,7 +180,7 @@ def coefficient_of_variation(counts: Int[Tensor, "... experts"]) -> Float[Tensor
     >>> coefficient_of_variation(torch.tensor([[4, 0], [2, 2], [0, 0]]))
     tensor([1., 0., 0.])
     """
-    rows = counts.reshape(counts.shape[:-1].numel(), counts.shape[-1])
+    rows = counts.reshape(counts.shape[:-1].numel(), counts.shape[-1]).long()  # narrower counts times M may not fit
     spread = torch.empty(rows.shape[0], device=counts.device)
     for part in row_blocks(rows, 2 * rows.shape[-1]):
         # In units of the total, M * c - sum c is an exact integer, so a uniform load gives an exact 0.

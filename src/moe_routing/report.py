@@ -132,8 +132,8 @@ def _checked_layer(named: Mapping[str, RoutingSummary], operations: Sequence[str
     if len(set(shapes.values())) > 1:
         raise ValueError(f"summaries differ in layers, operations or experts: usage of shape {shapes}")
     layers, labelled, _ = next(iter(shapes.values()))
-    if layers == 0:
-        raise ValueError("summaries hold no layer")
+    if layers == 0 or labelled == 0:
+        raise ValueError(f"summaries hold no {'operation' if layers else 'layer'}")
     if len(operations) != labelled or len(set(operations)) != labelled:
         raise ValueError(f"operations must be {labelled} distinct names, one for each label, got {list(operations)}")
     if layer is None:

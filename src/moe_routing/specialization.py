@@ -94,7 +94,8 @@ def routing_drift(
 ) -> RoutingDrift:
     """Compare two recordings of the same tokens: the rollout engine's selection and the trainer's.
 
-    Per token: ``1[R = S]``, ``|R & S| / |R | S|`` and ``sum_{e in R & S} p(e) / sum_{e in S} p(e)``.
+    Per token: ``1[R = S]``, ``|R & S| / |R | S|`` and ``sum_{e in R & S} p(e) / sum_{e in S} p(e)``, which is
+    ``|R & S| / k`` where the probability of all of ``S`` has underflowed.
 
     Args:
         recorded: experts ``R`` recorded by the rollout engine.
@@ -127,7 +128,8 @@ def routing_drift(
     valid = as_mask(mask) & recorded_rows(recorded) & recorded_rows(selected) & finite
     kept = (selected[:, :, None] == recorded[:, None, :]).any(-1)
     same = kept.sum(-1)
-    shared = safe_divide(select(kept, mass).sum(-1), mass.sum(-1))
+    total = mass.sum(-1)
+    shared = torch.where(total > 0, safe_divide(select(kept, mass).sum(-1), total), same / max(k, 1))
     return RoutingDrift(
         exact_sum=(valid & (same == k)).sum().to(dtype),
         jaccard_sum=masked_sum(same.to(dtype) / (2 * k - same).clamp(min=1), valid),

@@ -64,7 +64,8 @@ def turn_control(
         )
     row = per_turn_pmi(pmi, labels, reduction)
     turns = torch.as_tensor(num_turns, device=pmi.device)
-    control = safe_divide(row, (turns * tokens).to(pmi.dtype)[:, None])
+    # The product of two int32 counts may not be one.
+    control = safe_divide(row, (turns * tokens.long()).to(pmi.dtype)[:, None])
     return select((turns >= min_turns).expand_as(control), control)
 
 

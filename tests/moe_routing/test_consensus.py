@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from torch.testing import assert_close
@@ -55,6 +56,16 @@ def test_outside_fields_and_without_a_recording_kappa_is_one():
     selected = torch.tensor([[0, 1], [-1, -1], [2, 3]])
     kappa = consensus_overlap(selected, torch.tensor([0, 0, -1]), torch.tensor([[0, 9]]))
     assert_close(kappa, torch.tensor([0.5, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_ids_of_any_width_find_their_field(dtype):
+    selected, field = torch.tensor([[0, 1], [1, 2], [2, 3]]), torch.tensor([0, 126, 126])
+    consensus = consensus_experts(selected, field, 4, 2, num_fields=300)
+    overlap, agreement = consensus_overlap(selected, field, consensus), torch.rand(3, 4)
+    assert torch.equal(consensus_overlap(selected.to(dtype), field.to(dtype), consensus), overlap)
+    want, got = (consensus_agreement(agreement, ids, consensus)[0] for ids in (field, field.to(dtype)))
+    assert torch.equal(got, want)
 
 
 def test_a_batch_of_prompts_has_no_consensus():

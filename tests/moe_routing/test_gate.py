@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ def test_tensors_are_accepted_and_the_state_is_reported():
     assert (gate(torch.tensor(0.1)), gate(0.5)) == (1.0, 0.0)
     metrics = gate.metrics()
     assert metrics == {"gate": 0.0, "gate_entropy": 0.5, "gate_open_share": 0.5}
+
+
+def test_an_entropy_with_a_graph_is_read_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EntropyGate()(torch.tensor(0.1, requires_grad=True)) == 1.0
 
 
 def test_without_hysteresis_the_gate_has_no_memory():

@@ -195,6 +195,12 @@ def test_half_precision_usage_is_accumulated_wide(dtype):
     assert TurnStatistics.from_usage(usage, torch.ones(1, 1, dtype=torch.bool), tokens > 0).num_turns == 1
 
 
+def test_token_counts_of_32_bits_do_not_wrap_around():
+    pmi, labels, tokens = torch.rand(1, 2, 2), torch.tensor([[True], [False]]), torch.tensor([70_000, 1])
+    for turns in (70_000, torch.tensor(70_000), torch.tensor(70_000, dtype=torch.int32)):
+        assert torch.equal(turn_control(pmi, labels, tokens.int(), turns), turn_control(pmi, labels, tokens, 70_000))
+
+
 def test_reduce_without_distributed_is_the_identity():
     case = rich_case(4)
     _, stats = checks.statistics(TurnStatistics, case)

@@ -87,6 +87,14 @@ def test_half_and_double_precision(scoring, dtype):
     assert torch.allclose(got.double(), loop_weights(z, selected, scoring, True, 1.0), atol=1e-2)
 
 
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_recorded_ids_of_any_width(scoring, dtype):
+    z, selected = draw(0)
+    wide = own.selected_weights(z, selected, scoring=scoring)
+    assert torch.equal(own.selected_weights(z, selected.to(dtype), scoring=scoring), wide)
+
+
 def test_no_token_and_bad_arguments():
     assert own.selected_weights(torch.zeros(0, 4), torch.zeros(0, 2, dtype=torch.long)).shape == (0, 2)
     assert own.recorded_selection(torch.zeros(0, 2, dtype=torch.long), 4).shape == (0, 2)

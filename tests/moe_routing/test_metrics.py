@@ -135,6 +135,13 @@ def test_entropy_is_log_of_the_size_at_uniform():
     assert_close(entropy(torch.full((5,), 0.2)).item(), math.log(5), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_cv_of_narrow_counts_does_not_wrap_around(dtype):
+    counts = torch.zeros(64, dtype=dtype)
+    counts[0] = torch.iinfo(dtype).max
+    assert_close(coefficient_of_variation(counts).item(), math.sqrt(63), rtol=1e-6, atol=0)
+
+
 def test_int32_selections_work():
     case = rich_case(5)
     for fn in (expert_set_gap, jaccard_similarity):

@@ -137,7 +137,7 @@ MUTANTS = {
         "return select(telling[:, None, None], value)", "return value + 1e-9",
     ),
     "control forgets the tokens": (
-        "turns", "turn_control", checks.check_turn_control, "(turns * tokens)", "(turns + 0 * tokens)",
+        "turns", "turn_control", checks.check_turn_control, "turns * tokens.long()", "turns + 0 * tokens",
     ),
     "control needs nine turns": (
         "turns", "turn_control", checks.check_turn_control,

@@ -132,6 +132,41 @@ def test_code_names_follow_assignments_until_they_are_overwritten():
     assert code_api_names(code) == ["mail.send"]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "mail: object = apis.mail\nmail.send()",
+        "if (mail := apis.mail):\n    mail.send()",
+        "(send := apis.mail.send)('x')",
+        "(mail := apis.mail).send()",
+        "(mail := apis.mail)\nmail.send()",
+        "if (mail := [apis.mail.send()]):\n    mail.delete()",
+        "files, mail = apis.files, apis.mail\nmail.send()",
+        "(a, mail), b = (1, apis.mail), 2\nmail.send()",
+        "[a, *rest, mail] = [1, 2, 3, apis.mail]\nmail.send()",
+        "a = mail = apis.mail\nmail.send()",
+    ],
+)
+def test_code_names_follow_every_kind_of_assignment(code):
+    assert code_api_names(code) == ["mail.send"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "mail: object\nmail.send()",
+        "mail = apis.mail\nmail: object = 3\nmail.send()",
+        "mail = apis.mail\n(mail := 3)\nmail.send()",
+        "mail = apis.mail\nmail, a = 3, 4\nmail.send()",
+        "mail = apis.mail\nmail, a = others()\nmail.send()",
+        "a, mail = apis.mail\nmail.send()",
+        "a, mail = apis.mail, 3\nmail.send()",
+    ],
+)
+def test_code_names_end_with_every_kind_of_assignment(code):
+    assert code_api_names(code) == []
+
+
 def test_code_that_does_not_parse_is_searched_outside_strings_and_comments():
     code = (
         "if x\n  apis.a.get('apis.b.no()') # apis.c.no()\n"

@@ -197,6 +197,9 @@ def test_what_does_not_fit_is_an_error():
         mr.routing_report(summary, ["read", "read", "create"])
     with pytest.raises(ValueError, match="hold 3 layers"):
         mr.routing_report(summary, OPERATIONS, layer=3)
+    nothing = mr.RoutingSummary.of(**given | {"labels": given["labels"][:, :0]})
+    with pytest.raises(ValueError, match="no operation"):
+        mr.routing_report(nothing, [])
     given["field"] = given["field"] + 1
     with pytest.raises(ValueError, match="field"):
         mr.RoutingSummary.of(**given)

@@ -79,3 +79,12 @@ def test_a_token_without_probabilities_is_no_drift():
     drift = routing_drift(selected, selected, probs, torch.ones(2, dtype=torch.bool))
     assert (drift.exact_match.item(), drift.jaccard.item(), drift.selected_mass.item()) == (1, 1, 1)
     assert drift.tokens.item() == 1
+
+
+def test_a_selection_whose_probability_underflowed_is_compared_by_its_experts():
+    """A biased router may select experts of probability 0: equal sets share all of it, whatever it is."""
+    selected, recorded = torch.tensor([[0, 1], [0, 1], [0, 1]]), torch.tensor([[1, 0], [1, 2], [2, 3]])
+    probs = torch.tensor([[0.0, 0.0, 0.5, 0.5]]).repeat(3, 1)
+    drift = routing_drift(recorded, selected, probs, torch.ones(3, dtype=torch.bool))
+    assert drift.selected_mass.item() == 0.5
+    assert drift.tokens.item() == 3
