@@ -18,6 +18,7 @@ from trl.trainer.utils import global_then_local_main_first, pad
 
 from credit._safe import select, statistics_dtype
 from credit.adapters.sft_format import FormatSpans, format_mask, tool_call_format_spans
+from credit.adapters.trl_checkpoints import WholeCheckpoints
 from credit.supervised import format_weighted_ce
 
 
@@ -42,7 +43,7 @@ class FormatCollator(DataCollatorForLanguageModeling):  # type: ignore[misc]  # 
         return batch
 
 
-class FormatSFTTrainer(SFTTrainer):  # type: ignore[misc]
+class FormatSFTTrainer(WholeCheckpoints, SFTTrainer):  # type: ignore[misc]
     """TRL's SFT trainer with the format-weighted loss ``CE(assistant tokens) + weight * CE(format tokens)``.
 
     Each term is a mean over its own tokens, counted over the whole batch: all ranks and accumulated micro-batches. The
@@ -167,7 +168,8 @@ class FormatSFTTrainer(SFTTrainer):  # type: ignore[misc]
         dtype = statistics_dtype(outputs.log_probs)
         nll = -select(protocol, outputs.log_probs.detach()).to(dtype).sum()
         sums = torch.stack([nll, protocol.sum().to(dtype), outputs.label_mask.sum().to(dtype)])
-        nll_sum, tokens, targets = self.accelerator.gather_for_metrics(sums).reshape(-1, 3).sum(dim=0).tolist()
+        # Not gather_for_metrics: at the end of an epoch it would keep as many sums as the last batch has rows too many.
+        nll_sum, tokens, targets = self.accelerator.gather(sums).reshape(-1, 3).sum(dim=0).tolist()
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["format_ce"].append(nll_sum / tokens if tokens else 0.0)
         metrics["format_share"].append(tokens / targets if targets else 0.0)

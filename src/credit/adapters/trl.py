@@ -20,6 +20,7 @@ from credit._safe import masked_mean, select
 from credit.adapters.trl_batch import learnable_mask, rows_that_must_call, rows_with_call
 from credit.adapters.trl_components import environment_reward, refuse_options, require_fit, reward_plan
 from credit.adapters.trl_metrics import clip_limits, over_ranks, segment_metrics
+from credit.adapters.trl_ranks import require_own_rows
 from credit.adapters.trl_routing import RoutedGRPOTrainer, RoutingHook, require_hook
 from credit.stats import ClipStatistics, SegmentStatistics
 
@@ -52,6 +53,7 @@ class CreditGRPOTrainer(RoutedGRPOTrainer):
     Raises:
         ValueError: components that do not fit the rule, or a TRL option that would undo the routing.
         TypeError: ``routing`` lacks a method of :class:`credit.adapters.trl_routing.RoutingHook`.
+        NotImplementedError: ranks share a batch; see :func:`credit.adapters.trl_ranks.require_own_rows`.
 
     Example::
 
@@ -95,6 +97,7 @@ class CreditGRPOTrainer(RoutedGRPOTrainer):
         self.rollout_rows: list[dict[str, Any]] = []
         self._mask: Bool[Tensor, "batch tokens"] | None = None
         super().__init__(model=model, reward_funcs=list(self.plan.functions), args=args, **kwargs)
+        require_own_rows(self)
         self._drop_own_column()
         self.reward_weights = self.plan.weights.sum(dim=1)  # only for what TRL logs as "reward"
 

@@ -1,5 +1,7 @@
 """Where TRL's trainer meets expert routing control: the protocol it calls, and the places where it calls it."""
 
+import os
+import warnings
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,9 +13,12 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from credit._safe import as_mask
+from credit.adapters.trl_checkpoints import WholeCheckpoints
 from credit.segments import run_ids
 
 FIELD = "routing_field"
+STATE_FILE = "routing_state.pt"
+METHODS = ("label", "record", "close", "bind", "metrics", "state_dict", "load_state_dict")
 
 
 @runtime_checkable
@@ -43,13 +48,20 @@ class RoutingHook(Protocol):
     def metrics(self) -> dict[str, float]:
         """Numbers for the trainer's log, since the last call."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, alike on all ranks, in the types that ``torch.load(weights_only=True)`` reads."""
 
-class RoutedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types to check against
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken; called on every rank."""
+
+
+class RoutedGRPOTrainer(WholeCheckpoints, GRPOTrainer):  # type: ignore[misc]  # TRL has no types to check against
     """TRL's GRPO trainer that lets a :class:`RoutingHook` watch the old policy and act in the backward pass.
 
     Statistics come from the forward that TRL runs under the old policy. Where it runs none (it generates once an
     optimizer step, and without vLLM's correction), one forward without gradient is added for each generation
-    batch, and ``routing/added_forward`` is logged as 1. With ``routing=None`` this is TRL's trainer.
+    batch, and ``routing/added_forward`` is logged as 1. The hook's state goes into the checkpoints that hold the
+    optimizer's. With ``routing=None`` this is TRL's trainer.
     """
 
     routing: RoutingHook | None = None
@@ -164,11 +176,28 @@ class RoutedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types 
         loss: Tensor = super()._compute_loss(model, inputs)
         return loss
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.routing is not None and self.args.should_save:
+            torch.save(self.routing.state_dict(), os.path.join(output_dir, STATE_FILE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.routing is None or checkpoint is None:
+            return
+        path = os.path.join(checkpoint, STATE_FILE)
+        if os.path.isfile(path):
+            self.routing.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        else:
+            message = f"{checkpoint} holds no {STATE_FILE}: routing control starts anew"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
     def _gradient_scale(self) -> float:
         """What stands between the gradient in this backward and that of the whole generation batch.
 
-        Ranks are averaged; fp16 losses are scaled; and where an optimizer step takes only some micro-batches of a
-        generation batch, or those of several, the terms weigh as the losses do.
+        Ranks, each of which holds rows of its own (``require_own_rows``), are averaged; fp16 losses are scaled; and
+        where an optimizer step takes only some micro-batches of a generation batch, or those of several, the terms
+        weigh as the losses do.
         """
         scaler = getattr(self.accelerator, "scaler", None)
         if scaler is None and self.accelerator.mixed_precision == "fp16":
@@ -199,9 +228,10 @@ def require_hook(routing: Any) -> RoutingHook | None:
     Example:
         >>> require_hook("RoutingControl")
         Traceback (most recent call last):
-        TypeError: routing is a str without label, record, close, bind, metrics; wrap a RoutingControl in TurnRouting
+        TypeError: routing is a str without label, record, close, bind, metrics, state_dict, load_state_dict; wrap a
+        RoutingControl in TurnRouting
     """
-    missing = [name for name in ("label", "record", "close", "bind", "metrics") if not hasattr(routing, name)]
+    missing = [name for name in METHODS if not hasattr(routing, name)]
     if routing is not None and missing:
         raise TypeError(
             f"routing is a {type(routing).__name__} without {', '.join(missing)}; wrap a RoutingControl in TurnRouting"

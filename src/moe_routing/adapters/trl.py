@@ -6,6 +6,7 @@ The trainer calls; nothing here imports it.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -130,6 +131,23 @@ class TurnRouting:
     def metrics(self) -> dict[str, float]:
         """Gate and survived share now; turns, information, pairs and expert selection of the last batch."""
         return self.control.metrics() | self._logged
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the gate's state, and the summaries of the first and the last batch.
+
+        The same on every rank. The tables are those of a generation batch, which a resumed run generates anew.
+        """
+        gate = None if self.control.gate is None else self.control.gate.state_dict()
+        return {"gate": gate, "summaries": {name: asdict(summary) for name, summary in self.summaries.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the state of a gate that this control has not is left out."""
+        if self.control.gate is not None and state["gate"] is not None:
+            self.control.gate.load_state_dict(state["gate"])
+        self.summaries = {
+            name: RoutingSummary(**kept | {sums: SumCount(**kept[sums]) for sums in ("load_cv", "router_entropy")})
+            for name, kept in state["summaries"].items()
+        }
 
     def _tables_metrics(self, tables: RoutingTables) -> dict[str, float]:
         logged = {"routing/pairs": float(tables.num_pairs)}

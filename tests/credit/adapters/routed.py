@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
+import moe_routing as mr
 from credit.adapters.trl import CreditGRPOTrainer
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.adapters.trl import TurnRouting
@@ -76,10 +77,10 @@ def length(completion_ids, **_):
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False, prompts=2, **changes):
+def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False, prompts=2, resume=None, **changes):
     """Train one step; the trainer, its scored batches, the gradients of each step, and the hook.
 
-    Without ``scripted`` rollouts the model itself generates.
+    Without ``scripted`` rollouts the model itself generates; ``resume`` is a checkpoint to go on from.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     model = tiny_moe(tokenizer, adapter)
@@ -122,7 +123,7 @@ def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False
             routing=hook,
         )
         batches = record(trainer)
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
     finally:
         if control is not None:
             control.detach()
@@ -204,9 +205,27 @@ def objective(model, batch, tokenizer, lambda_turn, lambda_token, gap_threshold,
     return total
 
 
+def four_steps(tokenizer, folder, ranks=1, checkpoint=None):
+    """Four steps, or the last two of them from the checkpoint that the whole run left: what they did and logged.
+
+    The policy's entropy falls, so that the gate is shut in the first three steps and open in the last; one that
+    began anew would be open in the third, where only the hysteresis keeps it shut.
+    """
+    gate = mr.EntropyGate(0.0, 5.99, hysteresis=0.04)
+    changes = {"max_steps": 4, "learning_rate": 3.0, "save_strategy": "steps", "save_steps": 2}
+    resume = None if checkpoint is None else str(folder / checkpoint)
+    trainer, _, gradients, hook = train(tokenizer, folder, STRONG | {"gate": gate}, ranks, resume=resume, **changes)
+    log = [
+        {key: value for key, value in entry.items() if key.startswith(("routing/", "credit/"))}
+        for entry in trainer.state.log_history[:4]
+    ]
+    return {"gradients": gradients, "log": log, "state": hook.state_dict()}
+
+
 def of_rank(tokenizer, folder, ranks):
     """What routing injects and logs on one rank of several."""
     _, _, (plain,), _ = train(tokenizer, folder, ranks=ranks)
     trainer, _, (routed,), _ = train(tokenizer, folder, STRONG, ranks=ranks)
     log = {k: v for k, v in trainer.state.log_history[0].items() if k.startswith("routing/")}
-    return {"injected": difference(routed, plain), "log": log}
+    whole, rest = (four_steps(tokenizer, folder / "resumed", ranks, at) for at in (None, "checkpoint-2"))
+    return {"injected": difference(routed, plain), "log": log, "whole": whole, "resumed": rest}

@@ -274,6 +274,27 @@ def test_rows_without_a_format_token_train_like_stock(build, rows):
     assert ours.state.log_history[0]["format_ce"] == 0.0
 
 
+def test_the_last_batch_of_an_epoch_may_be_short(build, rows, monkeypatch):
+    """Five rows in batches of four, in training and in evaluation."""
+    shares, compute = [], FormatSFTTrainer.compute_loss
+
+    def seen(self, model, inputs, *args, **kwargs):
+        marked, targets = inputs["format_mask"][:, 1:], inputs["labels"][:, 1:] != -100
+        shares.append(float(marked.sum() / targets.sum()))
+        return compute(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(FormatSFTTrainer, "compute_loss", seen)
+    five = rows.select(range(5))
+    trainer = build(dataset=five, max_steps=2, per_device_eval_batch_size=4)
+    trainer.train()
+    assert [entry["format_share"] for entry in trainer.state.log_history[:2]] == pytest.approx(shares)
+    shares.clear()
+    prepared = trainer._prepare_dataset(five, trainer.processing_class, trainer.args, False, None, "eval")
+    logged = trainer.evaluate(prepared)
+    assert len(shares) == 2
+    assert logged["eval_format_share"] == pytest.approx(sum(shares) / 2)
+
+
 def test_evaluation_reports_the_same_loss(build, rows):
     trainer = build(trainer={"eval_dataset": rows.select(range(4))}, per_device_eval_batch_size=4)
     metrics = trainer.evaluate()
@@ -285,8 +306,11 @@ def test_evaluation_reports_the_same_loss(build, rows):
     assert metrics["eval_format_ce"] > 0
 
 
-def test_the_auxiliary_loss_of_a_mixture_of_experts_stays(build, tokenizer):
-    def moe():
+@pytest.fixture
+def moe(tokenizer):
+    """Makes a mixture of experts, the same each time."""
+
+    def make():
         torch.manual_seed(1)
         return Qwen3MoeForCausalLM(
             Qwen3MoeConfig(
@@ -305,6 +329,18 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays(build, tokenizer):
             )
         )
 
+    return make
+
+
+def test_a_resumed_mixture_of_experts_ends_where_the_whole_run_does(build, moe, tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    whole, resumed = build(model=moe(), **saved), build(model=moe(), **saved)
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert largest_difference(weights(whole), weights(resumed)) == 0.0
+
+
+def test_the_auxiliary_loss_of_a_mixture_of_experts_stays(build, moe):
     accumulate = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1}
     ours = build(model=moe(), trainer={"format_weight": 0.0}, **accumulate)
     stock = build(SFTTrainer, model=moe(), **accumulate)

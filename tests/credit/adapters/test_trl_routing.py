@@ -8,6 +8,8 @@ import torch
 
 import moe_routing as mr
 from credit.adapters import trl_routing
+from credit.adapters.trl_checkpoints import WholeCheckpoints
+from credit.adapters.trl_ranks import require_own_rows
 from credit.adapters.trl_routing import RoutedGRPOTrainer
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.adapters.trl import TurnRouting
@@ -147,6 +149,27 @@ def test_a_scale_that_cannot_be_read_is_refused():
     assert RoutedGRPOTrainer._gradient_scale(trainer) == 8.0
 
 
+@pytest.mark.parametrize("kind", ["tensor", "context", "sequence", "pipeline"])
+def test_ranks_that_share_a_batch_are_refused(kind):
+    """TRL would have them sample and shuffle by themselves; the weight of the injection counts ranks with own rows."""
+
+    def trainer_of(size):
+        sizes = dict.fromkeys(("tensor", "context", "sequence", "pipeline"), 1) | {kind: size}
+        layout = SimpleNamespace(pp_size=sizes["pipeline"])
+        getters = {f"get_{kind[0]}p_size": lambda kind=kind: sizes[kind] for kind in ("tensor", "context", "sequence")}
+        return SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(distributed_config=layout)), **getters)
+
+    with pytest.raises(NotImplementedError, match=rf"3 ranks share each batch \({kind} parallelism\)"):
+        require_own_rows(trainer_of(3))
+    require_own_rows(trainer_of(1))
+
+
+def test_the_trainer_refuses_them(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(RoutedGRPOTrainer, "get_tp_size", lambda self: 2)
+    with pytest.raises(NotImplementedError, match="2 ranks share each batch"):
+        run.train(tokenizer, tmp_path)
+
+
 def test_evaluation_is_untouched(tokenizer, steered):
     trainer, _, _, hook = steered
     tables = hook.tables
@@ -206,6 +229,57 @@ def test_multimodal_batches_are_refused(steered):
     trainer._recording = True
     with pytest.raises(NotImplementedError, match="num_images"):
         trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2, num_images=[1, 1])
+
+
+def check_resumed(whole, resumed):
+    """Gradients to the last bit, the log, and what the next checkpoint would hold."""
+    assert [entry["routing/gate"] for entry in whole["log"]] == [0.0, 0.0, 0.0, 1.0]
+    assert len(whole["gradients"]) == 4
+    assert len(resumed["gradients"]) == 2
+    for want, got in zip(whole["gradients"][2:], resumed["gradients"], strict=True):
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    assert resumed["log"] == whole["log"]
+    for name in ("first", "last"):
+        want, got = (run["state"]["summaries"][name]["usage"] for run in (whole, resumed))
+        assert torch.equal(want, got)
+    assert resumed["state"]["gate"] == whole["state"]["gate"]
+
+
+@pytest.fixture(scope="module")
+def whole(tokenizer, tmp_path_factory):
+    """A run of four steps, and where it left its checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run.four_steps(tokenizer, folder), folder
+
+
+def test_a_resumed_run_goes_on_as_it_would_have(tokenizer, whole):
+    check_resumed(whole[0], run.four_steps(tokenizer, whole[1], checkpoint="checkpoint-2"))
+
+
+LOSES = {
+    "the gate": (mr.EntropyGate, "load_state_dict", lambda gate, state: None),
+    "the first summary": (TurnRouting, "load_state_dict", lambda hook, s: hook.control.gate.load_state_dict(s["gate"])),
+    "the experts": (WholeCheckpoints, "_issue_warnings_after_load", lambda trainer, result: None),
+}
+
+
+@pytest.mark.parametrize("lost", LOSES)
+def test_what_a_resumed_run_loses_is_noticed(tokenizer, whole, monkeypatch, lost):
+    monkeypatch.setattr(*LOSES[lost])
+    with pytest.raises(AssertionError):
+        test_a_resumed_run_goes_on_as_it_would_have(tokenizer, whole)
+
+
+def test_every_rank_resumes(two):
+    for rank in two:
+        check_resumed(rank["routing"]["whole"], rank["routing"]["resumed"])
+
+
+def test_a_checkpoint_without_routing_is_told(tokenizer, tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 1}
+    run.train(tokenizer, tmp_path, **saved)
+    with pytest.warns(RuntimeWarning, match=r"checkpoint-1 holds no routing_state\.pt: routing control starts anew"):
+        run.train(tokenizer, tmp_path, run.STRONG, resume=str(tmp_path / "checkpoint-1"), max_steps=2)
 
 
 def test_two_ranks_inject_what_one_does(two, plain, steered):
