@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import compute_dtype, select
-from moe_routing.fields import check_ids, check_tokens, recorded_rows
+from credit._safe import compute_dtype, require_matrix, require_shape, select
+from moe_routing.fields import check_ids, recorded_rows
 from moe_routing.metrics import expert_counts
 
 
@@ -40,6 +40,8 @@ def consensus_experts(
     """
     if not 1 <= size <= num_experts:
         raise ValueError(f"size must lie in 1..num_experts={num_experts}, got {size}")
+    require_matrix("selected", selected, "[tokens, k]")
+    require_shape("field", field, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")
     if num_fields is None:
         num_fields = int(field.max()) + 1 if field.numel() else 0
     counts = expert_counts(selected, field, max(num_fields, 0), num_experts)
@@ -70,7 +72,8 @@ def consensus_overlap(
     >>> consensus_overlap(torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, -1]), torch.tensor([[1, 5]]))
     tensor([0.5000, 1.0000])
     """
-    check_tokens("field", field, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
+    require_matrix("selected", selected, "[tokens, k]")
+    require_shape("field", field, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")
     check_ids("field", field, consensus.shape[0], f"consensus of shape {tuple(consensus.shape)}")
     counted = (field >= 0) & recorded_rows(selected)
     members = _rows(consensus, field)
@@ -104,7 +107,7 @@ def consensus_agreement(
     >>> consensus_agreement(torch.tensor([[0.7, 0.1, 0.2]]), torch.tensor([0]), torch.tensor([[0, 1]]))[0]
     tensor([0.6000])
     """
-    check_tokens("field", field, probs.shape[0], f"probs of shape {tuple(probs.shape)}")
+    require_shape("field", field, (probs.shape[0],), f"probs of shape {tuple(probs.shape)}")
     check_ids("field", field, consensus.shape[0], f"consensus of shape {tuple(consensus.shape)}")
     check_ids("consensus", consensus, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
     # Sets are checked and cleaned before they are spread over tokens; the spare one serves tokens outside fields.

@@ -121,6 +121,16 @@ def check_tokens(name: str, tensor: Shaped[Tensor, "tokens *rest"], tokens: int,
     require_shape(name, tensor, (tokens, *tensor.shape[1:]), like)
 
 
+def check_labels(labels: Bool[Tensor, "fields operations"], fields: int, like: str) -> None:
+    """Raise ``ValueError`` unless ``labels`` has one row per field and is boolean: a count would weigh its turn."""
+    check_tokens("labels", labels, fields, like)
+    if labels.dim() != 2 or labels.dtype is not torch.bool:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)} and dtype {labels.dtype}, but a boolean [fields, operations] is "
+            "wanted"
+        )
+
+
 def check_ids(name: str, ids: Int[Tensor, "..."], bound: int, like: str) -> None:
     """Raise ``ValueError`` if an id reaches ``bound``, the number of rows or experts that ``like`` offers.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from credit._safe import compute_dtype, require_shape, safe_divide, select, statistics_dtype
 from moe_routing.blocks import row_blocks, select_rows
-from moe_routing.fields import check_ids, check_tokens
+from moe_routing.fields import check_ids, check_labels
 from moe_routing.sums import all_reduce_sums
 
 
@@ -40,7 +40,7 @@ def turn_usage(
     >>> usage.tolist(), tokens.tolist()
     ([[0.0, 0.0], [0.5, 0.5]], [0, 2])
     """
-    check_tokens("field", field, probs.shape[-2], f"probs of shape {tuple(probs.shape)}")
+    require_shape("field", field, (probs.shape[-2],), f"probs of shape {tuple(probs.shape)}")
     check_ids("field", field, num_fields, f"num_fields={num_fields}")
     return field_means(probs, field, num_fields)
 
@@ -151,7 +151,7 @@ class TurnStatistics:
 def check_turns(usage: Tensor, labels: Tensor, eligible: Tensor) -> None:
     """Raise ``ValueError`` if the three disagree on the number of fields."""
     like = f"usage of shape {tuple(usage.shape)}"
-    check_tokens("labels", labels, usage.shape[-2], like)
+    check_labels(labels, usage.shape[-2], like)
     require_shape("eligible", eligible, (usage.shape[-2],), like)
 
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, safe_divide, select
+from credit._safe import as_mask, compute_dtype, require_matrix, require_shape, safe_divide, select
 from moe_routing.blocks import on_processor, row_blocks, select_rows
-from moe_routing.fields import check_ids, check_selection, check_tokens, neighbours, recorded_rows, shift_rows
+from moe_routing.fields import check_ids, check_selection, neighbours, recorded_rows, shift_rows
 from moe_routing.sums import SumCount
 
 
@@ -76,7 +76,8 @@ def changed_experts(
     selected: Int[Tensor, "tokens k"], field: Int[Tensor, " tokens"]
 ) -> tuple[Int[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
     """Number of experts of token ``t`` that token ``t-1`` of the same field did not select, and where it exists."""
-    check_tokens("field", field, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
+    require_matrix("selected", selected, "[tokens, k]")
+    require_shape("field", field, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")
     recorded = recorded_rows(selected)
     valid = neighbours(field) & recorded & shift_rows(recorded)
     return select(valid, _lost_experts(selected)), valid
@@ -112,7 +113,8 @@ def expert_counts(
     >>> expert_counts(torch.tensor([[0, 2], [0, 1], [1, 2]]), torch.tensor([0, 0, -1]), 1, 4).tolist()
     [[2, 1, 1, 0]]
     """
-    check_tokens("group", group, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
+    require_matrix("selected", selected, "[tokens, k]")
+    require_shape("group", group, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")
     check_selection(selected, num_experts, f"num_experts={num_experts}")
     check_ids("group", group, num_groups, f"num_groups={num_groups}")
     return selection_counts(selected, group, num_groups, num_experts)
@@ -207,7 +209,7 @@ def router_entropy(probs: Float[Tensor, "tokens experts"], mask: Shaped[Tensor, 
     >>> router_entropy(torch.full((2, 4), 0.25), torch.tensor([True, False]))
     tensor(1.3863)
     """
-    check_tokens("mask", mask, probs.shape[0], f"probs of shape {tuple(probs.shape)}")
+    require_shape("mask", mask, (probs.shape[0],), f"probs of shape {tuple(probs.shape)}")
     wide = probs.to(compute_dtype(probs))
     counted = as_mask(mask)
     # A gradient must not meet what lies under the mask; a value is masked in the sum.
@@ -240,7 +242,8 @@ def _present_counts(
     selected: Int[Tensor, "tokens k"], trajectory: Int[Tensor, " tokens"], num_experts: int
 ) -> Int[Tensor, "trajectories experts"]:
     """Expert counts of the trajectories that occur, so that an id without tokens is not a perfect balance."""
-    check_tokens("trajectory", trajectory, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
+    require_matrix("selected", selected, "[tokens, k]")
+    require_shape("trajectory", trajectory, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")
     counted = (trajectory >= 0) & recorded_rows(selected)
     ids, dense = torch.unique(trajectory[counted], return_inverse=True)
     return expert_counts(selected[counted], dense, ids.numel(), num_experts)

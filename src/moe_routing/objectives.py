@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import safe_divide, select
+from credit._safe import require_matrix, require_shape, safe_divide, select
 from moe_routing.blocks import on_processor, select_rows
 from moe_routing.fields import check_selection, check_tokens, count_pairs, shift_rows
 from moe_routing.metrics import changed_experts
@@ -57,8 +57,9 @@ def token_consistency_loss(
     tensor([0.0000, 1.3863])
     """
     like = f"logits of shape {tuple(logits.shape)}"
+    require_matrix("selected", selected, "[tokens, k]")
     check_tokens("selected", selected, logits.shape[0], like)
-    check_tokens("field", field, logits.shape[0], like)
+    require_shape("field", field, (logits.shape[0],), like)
     check_selection(selected, logits.shape[1], like)
     check_target(target)
     usable = usable_rows(logits)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape, statistics_dtype
+from moe_routing.fields import check_labels
 from moe_routing.metrics import coefficient_of_variation, selection_counts, shift_histogram
 from moe_routing.similarity import PairSimilarity
 from moe_routing.sums import SumCount
@@ -106,7 +107,7 @@ class FieldSelection:
         of the number of ranks.
         """
         fields = self.counts.shape[1]
-        require_shape("labels", labels, (fields, *labels.shape[1:]), f"counts {tuple(self.counts.shape)}")
+        check_labels(labels, fields, f"counts of shape {tuple(self.counts.shape)}")
         require_shape("eligible", eligible, (fields,), f"counts {tuple(self.counts.shape)}")
         kept = eligible.to(self.counts.device)
         return PairSimilarity.over_ranks(self.counts[:, kept], labels.to(kept.device)[kept], process_groups).gap()

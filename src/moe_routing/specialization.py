@@ -7,8 +7,17 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, masked_sum, require_shape, safe_divide, select, statistics_dtype
-from moe_routing.fields import check_selection, check_tokens, recorded_rows
+from credit._safe import (
+    as_mask,
+    compute_dtype,
+    masked_sum,
+    require_matrix,
+    require_shape,
+    safe_divide,
+    select,
+    statistics_dtype,
+)
+from moe_routing.fields import check_labels, check_selection, check_tokens, recorded_rows
 from moe_routing.similarity import PairSimilarity
 from moe_routing.sums import all_reduce_sums
 
@@ -42,7 +51,7 @@ def specialization_gap(
     tensor(1.)
     """
     fields = counts.shape[-2]
-    check_tokens("labels", labels, fields, f"counts of shape {tuple(counts.shape)}")
+    check_labels(labels, fields, f"counts of shape {tuple(counts.shape)}")
     if eligible is not None:
         require_shape("eligible", eligible, (fields,), f"counts of shape {tuple(counts.shape)}")
         counts = select(eligible[:, None], counts)
@@ -117,6 +126,7 @@ def routing_drift(
     >>> round(float(drift.exact_match), 3), round(float(drift.jaccard), 3), round(float(drift.selected_mass), 3)
     (0.5, 0.667, 0.8)
     """
+    require_matrix("selected", selected, "[tokens, k]")
     require_shape("recorded", recorded, tuple(selected.shape), "selected")
     check_tokens("probs", probs, selected.shape[0], f"selected of shape {tuple(selected.shape)}")
     require_shape("mask", mask, (selected.shape[0],), f"selected of shape {tuple(selected.shape)}")

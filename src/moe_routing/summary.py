@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape, safe_divide, select
-from moe_routing.fields import check_ids, check_selection, check_tokens
+from moe_routing.fields import check_ids, check_labels, check_selection
 from moe_routing.metrics import entropy
 from moe_routing.selection import FieldSelection
 from moe_routing.sums import SumCount, all_reduce_sums
@@ -65,8 +65,8 @@ class RoutingSummary:
             ValueError: if shapes disagree or an id is out of range.
         """
         require_shape("selected", selected, (*probs.shape[:2], selected.shape[-1]), f"probs {tuple(probs.shape)}")
-        check_tokens("field", field, probs.shape[1], f"probs of shape {tuple(probs.shape)}")
-        check_tokens("trajectory", trajectory, probs.shape[1], f"probs of shape {tuple(probs.shape)}")
+        require_shape("field", field, (probs.shape[1],), f"probs of shape {tuple(probs.shape)}")
+        require_shape("trajectory", trajectory, (probs.shape[1],), f"probs of shape {tuple(probs.shape)}")
         check_ids("field", field, labels.shape[0], f"labels of shape {tuple(labels.shape)}")
         check_selection(selected, probs.shape[-1], f"probs of shape {tuple(probs.shape)}")
         certain = entropy(select((field >= 0)[None, :, None], probs.float()))
@@ -82,7 +82,7 @@ class RoutingSummary:
     ) -> "RoutingSummary":
         """Summary of a batch from the counts of its fields; ``trajectory`` is -1 for those outside the load."""
         fields = selection.counts.shape[1]
-        require_shape("labels", labels, (fields, *labels.shape[1:]), f"counts {tuple(selection.counts.shape)}")
+        check_labels(labels, fields, f"counts of shape {tuple(selection.counts.shape)}")
         require_shape("trajectory", trajectory, (fields,), f"counts {tuple(selection.counts.shape)}")
         return cls(selection.usage(labels), selection.shifts, selection.load_cv(trajectory), selection.router_entropy)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from credit._safe import require_shape, safe_divide, select, statistics_dtype
 from moe_routing.blocks import select_rows
+from moe_routing.fields import check_labels
 from moe_routing.information import TurnStatistics, check_turns, finite_turns
 
 MIN_TURNS = 8
@@ -55,6 +56,7 @@ def turn_control(
     tensor([[ 0.2500, -0.2500],
             [ 0.0000,  0.0000]])
     """
+    check_labels(labels, labels.shape[0], "the table")
     fields, operations = labels.shape
     require_shape("tokens", tokens, (fields,), f"labels of shape {tuple(labels.shape)}")
     if pmi.shape[-3] != operations:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import compute_dtype, require_shape, safe_divide, select
+from credit._safe import compute_dtype, require_matrix, require_shape, safe_divide, select
 from moe_routing.blocks import select_rows
 from moe_routing.consensus import consensus_experts, consensus_mask
 from moe_routing.fields import check_selection, check_tokens, neighbours, recorded_rows, shift_rows
@@ -151,8 +151,9 @@ def turn_switch_reg(
 def _usable(logits: Tensor, selected: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
     """Logits without unusable rows, and the rows that are usable."""
     like = f"logits of shape {tuple(logits.shape)}"
+    require_matrix("selected", selected, "[tokens, k]")
     check_tokens("selected", selected, logits.shape[0], like)
-    check_tokens("field", field, logits.shape[0], like)
+    require_shape("field", field, (logits.shape[0],), like)
     check_selection(selected, logits.shape[1], like)
     usable = usable_rows(logits)
     return select_rows(usable, logits), usable

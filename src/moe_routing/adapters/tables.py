@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from credit._safe import require_shape, select
-from moe_routing.fields import FieldKind, count_pairs
+from moe_routing.fields import FieldKind, check_ids, count_pairs
 from moe_routing.information import TurnStatistics, finite_turns
 from moe_routing.sums import all_reduce_sums
 from moe_routing.turns import MIN_TURNS, Reduction, turn_control
@@ -66,10 +66,11 @@ class RoutingRecord:
         """The record of one forward.
 
         Raises:
-            ValueError: if ``kind`` or ``labels`` has another number of fields than ``usage``.
+            ValueError: if ``kind`` or ``labels`` has another number of fields than ``usage``, or a kind is unknown.
         """
         fields = usage.shape[-2]
         require_shape("kind", kind, (fields,), f"labels of shape {tuple(labels.shape)}")
+        check_ids("kind", kind, len(KINDS), "FieldKind")
         field, labels, kind = (x.to(usage.device) for x in (field, labels, kind))
         tokens = torch.bincount(field[field >= 0].long(), minlength=fields)
         statistics = tuple(TurnStatistics.from_usage(usage, labels, (tokens > 0) & (kind == k)) for k in KINDS)

@@ -190,6 +190,11 @@ def test_tables_of_another_model_or_batch_are_errors_in_the_forward(model, monke
         ):
             steering.forward(model, steering.tokens())
         with (
+            pytest.raises(ValueError, match=r"kind of shape \(16,\) holds id 2, but FieldKind has room for 2"),
+            control.record(field, steering.labels(), steering.kinds() + 1),
+        ):
+            steering.forward(model, steering.tokens())
+        with (
             pytest.raises(ValueError, match=r"kind has shape \(9,\), but labels of shape \(16, 2\)"),
             control.record(field, steering.labels(), steering.kinds()[:9]),
         ):
