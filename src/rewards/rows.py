@@ -1,16 +1,21 @@
-"""What every reader of rows shares: JSON lines or a JSON array, row by row, and the report of a malformed one."""
+"""What every reader of rows shares: JSON lines, a JSON array or parquet, row by row, and the report of a bad one."""
 
+import gzip
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from os import PathLike
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 _CHUNK = 1 << 16
 # A literal or an escape that the end of a chunk cuts is reported at its beginning.
 _LONGEST_TOKEN = 16
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_PARQUET_BATCH = 256
 Rows = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -45,7 +50,7 @@ def warn_of_row(error: RowError) -> None:
 
 def read_lines(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The objects of a file of JSON lines, with their line numbers."""
-    with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+    with _text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -66,8 +71,9 @@ def read_lines(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str,
 def read_rows(rows: Rows, on_error: Report) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
     """File, its short name, line and object of each row of a file, or of rows that are in memory already.
 
-    A file that begins with `[` is one JSON array, read element by element; any other is JSON lines. A fault in an array
-    ends it, for nothing says where the next element begins; a fault in a line ends the line.
+    A parquet file is known by its first bytes; of others, one that begins with `[` is one JSON array, read element by
+    element, and any other JSON lines, gzipped or not. A fault in an array ends it, for nothing says where the next
+    element begins; a fault in a line ends the line. The line of a parquet row is its number.
     """
     if not isinstance(rows, (str, PathLike)):
         for index, row in enumerate(rows, start=1):
@@ -76,14 +82,49 @@ def read_rows(rows: Rows, on_error: Report) -> Iterator[tuple[str, str, int, Map
             else:
                 on_error(RowError("rows", index, "row", f"expected an object, got {type(row).__name__}"))
         return
-    file = Path(rows)
-    with file.open(encoding="utf-8-sig", errors="replace") as text:
-        is_array = _first_sign(text) == "["
-    for line, row in read_array(file, on_error) if is_array else read_lines(file, on_error):
-        yield str(file), file.name, line, row
+    file, line = Path(rows), 0
+    try:
+        for line, row in _reader(file)(file, on_error):
+            yield str(file), file.name, line, row
+    except (EOFError, zlib.error) as error:
+        on_error(RowError(str(file), line + 1, "row", f"the compressed file is not whole: {error}"))
 
 
-def _first_sign(text: TextIO) -> str:
+def _reader(file: Path) -> Callable[[Path, Report], Iterator[tuple[int, Mapping[str, Any]]]]:
+    if _begins(file, _PARQUET):
+        return read_parquet
+    with _text(file, "replace") as text:
+        return read_array if _first_sign(text) == "[" else read_lines
+
+
+def _begins(file: Path, magic: bytes) -> bool:
+    with file.open("rb") as start:
+        return start.read(len(magic)) == magic
+
+
+def _text(file: Path, errors: str = "surrogateescape") -> TextIOWrapper:
+    """The text of a file, gzipped or not."""
+    if _begins(file, _GZIP):
+        return gzip.open(file, "rt", encoding="utf-8-sig", errors=errors)
+    return file.open(encoding="utf-8-sig", errors=errors)
+
+
+def read_parquet(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows of a parquet file with their numbers, batch by batch."""
+    try:
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ImportError(f"{file}: reading parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        table = ParquetFile(file)
+    except ValueError as error:
+        raise OSError(f"{file}: not a whole parquet file: {error}") from error
+    with table:
+        batches = table.iter_batches(batch_size=_PARQUET_BATCH)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+
+
+def _first_sign(text: TextIOWrapper) -> str:
     while sign := text.read(1):
         if not sign.isspace():
             # A line may hold a list too, and then it is a malformed row: an array's first element is an object.
@@ -95,7 +136,7 @@ def _first_sign(text: TextIO) -> str:
 def read_array(file: Path, on_error: Report) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The objects of a file that holds one JSON array, with the lines where they begin; never the whole file."""
     decoder = json.JSONDecoder()
-    with file.open(encoding="utf-8-sig", errors="surrogateescape") as text:
+    with _text(file) as text:
         buffer, line, size = text.read(_CHUNK), 1, _CHUNK
         line += buffer[: buffer.index("[")].count("\n")
         buffer = buffer[buffer.index("[") + 1 :]
