@@ -1,5 +1,6 @@
 """Hermes function calling: ShareGPT conversations with `<tool_call>` text."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from rewards.readers._fields import Row, as_messages, as_tools, decoded, gold_of
 from rewards.rows import MalformedRowError, Report, Rows, warn_of_row
 from rewards.trajectories import Trajectory
 
+_TOOLS = re.compile(r"<tools>\s*(?=[\[{])")
 _ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
           "tool": "tool", "observation": "tool", "function_response": "tool"}  # fmt: skip
 
@@ -58,13 +60,14 @@ def _hermes(row: Row, source: str) -> Trajectory:
 def _system_tools(messages: list[dict[str, Any]]) -> list[Any]:
     """The tools between `<tools>` and `</tools>` of the system text: a list, or object after object.
 
-    The system text itself speaks of "<tools></tools> tags" before it gives them, so the last opening tag counts.
+    The system text itself speaks of "<tools></tools> tags", before and after it gives them, so the last opening tag
+    that a value follows counts.
     """
     text = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    start = text.rfind("<tools>")
-    if start < 0:
+    opened = [tag.end() for tag in _TOOLS.finditer(text)]
+    if not opened:
         return []
-    at, found = skip_space(text, start + len("<tools>")), []
+    at, found = opened[-1], []
     while at < len(text) and not text.startswith("</tools>", at):
         value = decode_at(text, at)
         if value.reason is None:
