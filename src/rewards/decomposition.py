@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -103,8 +104,8 @@ Row = TypeVar("Row", Trajectory, ContextAction)
 def opening(row: Trajectory | ContextAction) -> str:
     """What tells one conversation from another: its first user message, without case and spacing.
 
-    Rows cut from one dialogue share it, and so do copies of a dialogue under other ids; a row without a user message
-    has its id.
+    Rows cut from one dialogue share it, and so do copies of a dialogue under other ids, or in another Unicode form; a
+    row without a user message has its id, or else its source.
 
     Example:
         >>> opening(Trajectory(({"role": "user", "content": "What  is\\nUP?"},), id="7"))
@@ -116,8 +117,8 @@ def opening(row: Trajectory | ContextAction) -> str:
     # Parts that are no text tell conversations apart too.
     text = content_text(first) or (json.dumps(content, sort_keys=True) if content else "")
     if not text:
-        return row.id if isinstance(row, Trajectory) else row.conversation
-    return " ".join(text.lower().split())
+        return row.id or row.source if isinstance(row, Trajectory) else row.conversation
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def split_by_conversation(

@@ -1,5 +1,6 @@
 """Rows of Toucan, Hermes, xLAM, TRL and SLCA: what is written is read, what is wrong is reported, the rest goes on."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,48 @@ def test_files(tmp_path: Path) -> None:
     assert str(errors[0]) == "rows:2: row: expected an object, got int"
 
 
+def test_compressed_files_and_tables(tmp_path: Path) -> None:
+    errors: list[RowError] = []
+    steps = [[{"name": "f", "arguments": {}}], [{"name": "g", "arguments": {"a": 1}}]]
+    rows = [toucan(steps) | {"uuid": str(n)} for n in range(600)]
+    lines = "\n".join(map(json.dumps, rows))
+    for name, text in (("rows.jsonl.gz", lines), ("rows.json.gz", json.dumps(rows))):
+        with gzip.open(tmp_path / name, "wt") as file:
+            file.write(text)
+        found = list(read_toucan(tmp_path / name, errors.append))
+        assert [row.id for row in found] == [str(n) for n in range(600)]
+        assert found[-1].source == f"{name}:{1 if 'json.' in name else 600}"
+        cut = tmp_path / f"cut-{name}"
+        cut.write_bytes((tmp_path / name).read_bytes()[:-300])
+        assert 0 < len(list(read_toucan(cut, errors.append))) < 600
+        assert "the compressed file is not whole" in errors.pop().message
+    assert errors == []
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
+        file.write("{}\n" + json.dumps(rows[0]))
+    assert len(list(read_toucan(tmp_path / "rows.jsonl.gz", errors.append))) == 1
+    assert errors.pop().line == 1
+
+    pytest.importorskip("pyarrow")
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    write_table(Table.from_pylist([*rows, {"uuid": "bad", "messages": "["}]), tmp_path / "rows.parquet")
+    found = list(read_toucan(tmp_path / "rows.parquet", errors.append))
+    assert [row.id for row in found] == [str(n) for n in range(600)]
+    assert found[0].gold is not None
+    assert (found[0].gold.calls(), found[599].source) == (steps, "rows.parquet:600")
+    assert [(error.line, error.field) for error in errors] == [(601, "messages")]
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes()[:-9])
+    with pytest.raises(OSError, match=r"cut\.parquet: not a whole parquet file"):
+        list(read_toucan(tmp_path / "cut.parquet"))
+
+
+def test_hermes_tools_are_found_where_the_text_speaks_of_tags() -> None:
+    text = f"In <tools></tools> tags: <tools> {TOOLS} </tools> Call what is in <tools></tools>, in <tools> tags."
+    (row,) = read_hermes([{"conversations": [{"from": "system", "value": text}, {"from": "human", "value": "?"}]}])
+    assert [tool["function"]["name"] for tool in row.tools] == ["f", "g"]
+
+
 def test_parallel_calls_are_joined_and_others_are_not() -> None:
     call = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{'a': None}"}}
     spoken = {**call, "content": "Now this."}
@@ -303,6 +346,12 @@ def test_splits_have_their_share_and_errors_say_why() -> None:
     assert len(sizes) > 1
     assert all(140 < size < 260 for size in sizes)
     assert {opening(Trajectory((), id="a")), opening(Trajectory((), id="b"))} == {"a", "b"}
+    call = {"name": "f", "arguments": {}}
+    no_user = Trajectory(tuple(dialogue([[call], [call]])[1:]), source="rows:3")
+    assert [opening(row) for row in (no_user, *decompose(no_user))] == ["rows:3"] * 2
+    for one, other in (("Café\u00a0ﬁn", "CAFE\u0301 FIN"), ("Straße", "STRASSE"), ("ΣΑΣ", "σας")):
+        said = [opening(Trajectory(({"role": "user", "content": text},))) for text in (one, other)]
+        assert said[0] == said[1]
     parts = Trajectory(({"role": "user", "content": [{"type": "text", "text": "What?"}]},))
     assert opening(parts) == opening(Trajectory(({"role": "user", "content": "what? "},)))
     images = [Trajectory(({"role": "user", "content": [{"type": "image", "url": url}]},)) for url in "ab"]
