@@ -4,10 +4,11 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import unquote
 
 from rewards._json import canonical, depth_exceeds
 from rewards.calls import ToolCall, parse_tool_calls
@@ -26,7 +27,8 @@ class ToolResponse:
     """What a tool answered.
 
     Attributes:
-        content: the text for the model; an error is a JSON object `{"error", "field", "message"}`.
+        content: the text for the model; an error is a JSON object `{"error", "field", "message"}`, which names every
+            missing argument.
         error: None, or the kind of the first problem.
         name: the tool that was called, "" where the call has no name.
     """
@@ -73,7 +75,7 @@ class DeterministicMocker:
         schema = next((function[key] for key in _ANSWER_SCHEMAS if key in function), None) if function else None
         # Catalogues are loose about answers ("returns": "str"): what is no schema gives no shape.
         if isinstance(schema, Mapping) and not schema_error(schema):
-            return json.dumps(_shaped(schema, draw, 0))
+            return json.dumps(_shaped(schema, draw, 0, schema))
         answer = {"status": "success", "id": f"{draw.getrandbits(32):08x}", "result": draw.choice(_WORDS)}
         return json.dumps(answer)
 
@@ -113,7 +115,7 @@ def simulate(
         return ToolResponse(mocker(made, None), None, made.name)
     problems = toolset.validate(made)
     if problems:
-        return ToolResponse(_error(problems[0]), problems[0].kind, made.name)
+        return ToolResponse(_error(problems), problems[0].kind, made.name)
     return ToolResponse(mocker(made, toolset.function(made.name)), None, made.name)
 
 
@@ -160,29 +162,36 @@ def answer_calls(
         return list(pool.map(answer, calls))
 
 
-def _error(problem: Problem) -> str:
-    return json.dumps({"error": problem.kind, "field": problem.field, "message": problem.message})
+def _error(problems: Sequence[Problem]) -> str:
+    """The first problem; with a missing argument, all that are missing."""
+    kind = problems[0].kind
+    told = [problem for problem in problems if problem.kind == kind] if kind == "missing_required" else problems[:1]
+    field = ", ".join([problem.field for problem in told])
+    return json.dumps({"error": kind, "field": field, "message": "; ".join([problem.message for problem in told])})
 
 
-def _shaped(schema: object, draw: random.Random, depth: int) -> Any:
-    """A value of the schema's shape; bounds are kept as far as a mock needs, references are not followed."""
+def _shaped(schema: object, draw: random.Random, depth: int, root: Mapping[str, Any]) -> Any:
+    """A value of the schema's shape; bounds are kept as far as a mock needs."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST_ANSWER:
         return draw.choice(_WORDS)
+    if "$ref" in schema:
+        return _shaped(_referred(str(schema["$ref"]), root), draw, depth + 1, root)
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
         return draw.choice(list(schema["enum"]))
     for some in ("anyOf", "oneOf"):
         if schema.get(some):
-            return _shaped(schema[some][0], draw, depth)
+            return _shaped(schema[some][0], draw, depth, root)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = next((k for k in kind if k != "null"), "null") if isinstance(kind, list) else kind
     if kind == "object":
-        return {key: _shaped(part, draw, depth + 1) for key, part in schema.get("properties", {}).items()}
+        return {key: _shaped(part, draw, depth + 1, root) for key, part in schema.get("properties", {}).items()}
     if kind == "array":
         least = min(int(schema.get("minItems", 1)), 8)
-        most = max(least, min(int(schema.get("maxItems", 3)), 8))
-        return [_shaped(schema.get("items"), draw, depth + 1) for _ in range(draw.randint(least, most))]
+        most = min(int(schema.get("maxItems", max(least, 3))), 8)
+        count = draw.randint(min(least, most), most)
+        return [_shaped(schema.get("items"), draw, depth + 1, root) for _ in range(count)]
     if kind in ("integer", "number"):
         low = schema.get("minimum", min(0, schema.get("maximum", 0)))
         high = max(low, schema.get("maximum", low + 1000))
@@ -192,3 +201,14 @@ def _shaped(schema: object, draw: random.Random, depth: int) -> Any:
     if kind in ("boolean", "null"):
         return draw.random() < 0.5 if kind == "boolean" else None
     return f"{draw.choice(_WORDS)}-{draw.randrange(1000):03d}"
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference names, where that is a place in the same schema ("#/$defs/Place"); None otherwise."""
+    if not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        place = place.get(step) if isinstance(place, Mapping) else None
+    return place

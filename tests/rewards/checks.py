@@ -399,6 +399,11 @@ def check_simulator() -> None:
     assert simulate(call("sub"), TOOLS).error == "unknown_tool"
     assert simulate(call("add"), TOOLS) == simulate(call("add"), TOOLS)
     assert json.loads(simulate(call("add"), TOOLS).content)["field"] == "a"
+    two = [{"name": "f", "parameters": {"type": "object", "required": ["x", "y", "z"]}}]
+    assert json.loads(simulate(call("f", y=1), two).content) == {
+        "error": "missing_required", "field": "x, z",
+        "message": '"x" is a required property; "z" is a required property',
+    }  # fmt: skip
     right = simulate(call("add", a=1, b=2), TOOLS)
     assert right.error is None
     assert right.name == "add"

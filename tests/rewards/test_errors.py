@@ -184,6 +184,18 @@ def test_parsed_turns_score_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         {"anyOf": [{"type": "integer", "maximum": -5}]},
         {"type": "null"},
         {"properties": {"deep": {"properties": {"deep": {"type": "integer"}}}}},
+        {"type": "array", "maxItems": 0},
+        {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 2},
+        {
+            "type": "object",
+            "properties": {"at": {"$ref": "#/$defs/a~1%20b"}, "all": {"type": "array", "items": {"$ref": "#/$defs/N"}}},
+            "required": ["at"],
+            "$defs": {
+                "a/ b": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
+                "N": {"type": "object", "properties": {"next": {"type": ["object", "string"]}, "n": {"const": 1}}},
+            },
+        },
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "boolean"}}},
     ],
 )
 def test_mocked_answers_have_the_shape_of_their_schema(schema: dict[str, Any]) -> None:
@@ -194,6 +206,8 @@ def test_mocked_answers_have_the_shape_of_their_schema(schema: dict[str, Any]) -
     loose = DeterministicMocker()(ToolCall("f"), {"name": "f", "returns": {"type": "a string"}})
     assert json.loads(loose)["status"] == "success"
     assert loose == DeterministicMocker()(ToolCall("f"), None)
+    endless = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert len(DeterministicMocker()(ToolCall("f"), {"name": "f", "returns": endless})) < 10_000
 
 
 def test_trajectory() -> None:
