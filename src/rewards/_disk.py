@@ -10,7 +10,7 @@ def read_entry(folder: Path, key: str) -> str | None:
     """What is kept under `key`; None where nothing is, or nothing that can be read."""
     try:
         value = json.loads(_place(folder, key).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else None
 

@@ -59,8 +59,9 @@ class ChatEndpoint:
         api_key: sent as bearer token; None takes the environment's `OPENAI_API_KEY`, if any, when asked.
         temperature: sampling temperature.
         max_tokens: most tokens of an answer.
-        timeout: seconds for one exchange, from the connection to the last byte. The bound is checked at every piece
-            that arrives, so a server that falls silent half-way is left after twice that at most.
+        timeout: seconds for one exchange, from the connection to the last byte. The bound is checked at every piece of
+            the body that arrives, so a server that falls silent half-way is left after twice that at most; one that
+            drips its headers, byte by byte, holds the exchange until they end or it falls silent.
         retries: tries after the first, on transport errors, cut answers, 408, 409, 425, 429 and 5xx.
         backoff: seconds before the first of them, doubled each time, with jitter; a longer `Retry-After` is obeyed.
         concurrency: exchanges at once in this process with this endpoint.
@@ -109,6 +110,7 @@ class ChatEndpoint:
 
         Raises:
             EndpointError: no answer after all tries.
+            ValueError: the API key cannot stand in a header.
             ImportError: httpx2 is not installed.
         """
         body = {
@@ -169,6 +171,9 @@ class ChatEndpoint:
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         key = os.environ.get("OPENAI_API_KEY") if self.api_key is None else self.api_key
+        if key and not (key.isascii() and key.isprintable()):
+            # A line's end that came along from a file would make every answer an absent one.
+            raise ValueError("api_key: expected printable ASCII, as a header has it")
         return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def _connection(self) -> _Connection:

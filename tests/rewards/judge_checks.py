@@ -140,6 +140,11 @@ def check_cache() -> None:
             if file.suffix == ".json":
                 file.write_bytes(file.read_bytes()[:-1])
         assert endpoint.chat(HELLO) == "more"
+        for bad in (b"", b"\xff", b"null", b"[" * 100_000, b'["more"]'):
+            for file in files:
+                if file.suffix == ".json":
+                    file.write_bytes(bad)
+            assert endpoint.chat(HELLO) == "more", bad[:9]
 
 
 def check_summary_judge() -> None:

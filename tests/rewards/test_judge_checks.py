@@ -55,6 +55,14 @@ def test_endpoints_pickle(kind: type) -> None:
     assert pickle.loads(pickle.dumps(judge)) == judge
 
 
+@pytest.mark.parametrize("key", ["k\n", "k\u20ac", "k\x00"])
+def test_a_key_that_is_no_header_is_named_and_not_shown(key: str) -> None:
+    for judge in (SummaryJudge("http://127.0.0.1:9/v1", "m", api_key=key), ChatEndpoint("http://x/v1", "m", key)):
+        with pytest.raises(ValueError, match="api_key") as error:
+            judge("?", [], "!") if isinstance(judge, SummaryJudge) else judge.chat([])
+        assert key not in str(error.value)
+
+
 def test_one_text_is_no_list_of_results() -> None:
     judge = SummaryJudge("http://h/v1", "m")
     with pytest.raises(TypeError, match="tool_results"):
