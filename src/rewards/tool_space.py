@@ -23,7 +23,7 @@ class ToolPool:
 
     Raises:
         ToolSchemaError: one of the tools is not one.
-        ValueError: `embed` gave another number of vectors than it got texts.
+        ValueError: `embed` gave another number of vectors than it got texts, or one that is not finite.
 
     Example:
         >>> pool = ToolPool([{"name": "add"}, {"name": "subtract"}, {"name": "add", "description": "another"}])
@@ -185,6 +185,8 @@ def _unit(embed: Embed, texts: Sequence[str]) -> Any:
     vectors = numpy.asarray(embed(texts), dtype=numpy.float64)
     if vectors.ndim != 2 or len(vectors) != len(texts):
         raise ValueError(f"embed: expected {len(texts)} vectors of one length, got shape {vectors.shape}")
+    if not numpy.isfinite(vectors).all():
+        raise ValueError("embed: a vector holds NaN or infinity, which is like nothing")
     length = numpy.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / numpy.where(length > 0, length, 1.0)
 

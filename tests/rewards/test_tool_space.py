@@ -104,6 +104,8 @@ def test_errors_name_the_row() -> None:
         hard_candidates(row(["add"], ["add"]), ToolPool(POOL.tools), 3)
     with pytest.raises(ValueError, match="embed: expected 2 vectors"):
         ToolPool([tool("a"), tool("b")], lambda texts: [[1.0]])
+    with pytest.raises(ValueError, match="embed: a vector holds NaN"):
+        ToolPool([tool("a"), tool("b")], lambda texts: [[1.0], [float("nan")]])
     with pytest.raises(ValueError, match="r: tools: empty"):
         hard_candidates(row([], []), POOL, 2)
     assert ToolPool([], embed).names == ()
