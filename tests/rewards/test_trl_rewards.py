@@ -134,6 +134,18 @@ def test_the_baselines() -> None:
     assert AnswerReward()(completions=texts, answer=["0.5", None, "4"]) == [1.0, None, -1.0]
 
 
+def test_nulls_of_a_table_are_taken_out_of_tools() -> None:
+    table = [{**tool, "strict": None} if "function" not in tool else {**tool, "function": {
+        **tool["function"], "description": None,
+        "parameters": {**tool["function"]["parameters"], "properties": {
+            **tool["function"]["parameters"].get("properties", {}), "of_another_tool": None}},
+    }} for tool in TOOLS]  # fmt: skip
+    batch = trl_batch()
+    assert ProcessReward()(**trl_batch(tools=[table] * 3)) == ProcessReward()(**batch)
+    with pytest.raises(ToolSchemaError, match="row 0"):
+        ProcessReward()(**trl_batch(tools=[json.dumps(table)] * 3))
+
+
 def test_errors_name_the_row_and_the_field() -> None:
     with pytest.raises(GoldError, match="row 1: gold"):
         ProcessReward()(**trl_batch(gold=["[]", "{", "[]"]))

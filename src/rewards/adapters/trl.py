@@ -4,7 +4,10 @@ Each takes what TRL hands to a reward function: `prompts`, `completions` and the
 Where a rollout function forwards `rollout_messages`, these are scored instead of `completions`. `format` is that of
 calls in texts, as in `parse_tool_calls`; calls that TRL has parsed (`tool_calls`) need none. Columns may be JSON
 texts or lists: `gold` (calls by step), `tools` (OpenAI schemas), `facts` (texts and numbers), `answer` (a reference
-answer). A row whose cell is None is not scored: its reward is None, which is absent and not 0.
+answer). Prefer texts where rows differ: a table of lists gives every row the keys of all rows, filled with nulls. Those
+are taken out of `tools`, as the rollout does; in `gold` nothing tells them from a null that was meant.
+A row whose `gold` or `answer` is None is not scored: its reward is None, which is absent and not 0. `tools` None: calls
+are valid if they parse. `facts` None: the facts are those of the row's tool results.
 """
 
 import json
@@ -194,7 +197,9 @@ def _by_gold(
     rollouts = _rollouts(completions, columns)
     if len(gold) != len(rollouts):
         raise ValueError(f"gold: {len(gold)} cells for {len(rollouts)} rollouts")
-    tools = _column("tools", columns.get("tools"), len(rollouts))
+    given = columns.get("tools")
+    cells = None if given is None else [cell if isinstance(cell, str) else _without_nulls(cell) for cell in given]
+    tools = _column("tools", cells, len(rollouts))
     rewards: Rewards = []
     for index, (rollout, steps, schemas) in enumerate(zip(rollouts, gold, tools)):
         if steps is None:
@@ -206,6 +211,12 @@ def _by_gold(
             raise ToolSchemaError(f"row {index}: {error}") from error
         rewards.append(score(parsed_turns(rollout, format), as_gold(steps, f"row {index}"), toolset))
     return rewards
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @lru_cache(maxsize=512)
