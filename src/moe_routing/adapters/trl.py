@@ -111,11 +111,15 @@ class TurnRouting:
         self._selection = part if self._selection is None else self._selection + part
 
     def close(self, entropies: Float[Tensor, "batch tokens"], field: Int[Tensor, "batch tokens"]) -> None:
-        """Add up over ranks: the entropy for the gate, and the tables of the batch."""
+        """Add up over ranks: the entropy for the gate, and the tables of the batch.
+
+        A batch without a token of a field has no entropy (NaN), and shuts the gate; 0 would open it.
+        """
         entropy = SumCount.of(entropies.flatten(), (field >= 0).flatten())
         for group in self._groups:
             entropy = entropy.reduce(group)
-        self.tables = self.control.tables(entropy.compute(), self.process_group)
+        mean = torch.where(entropy.count > 0, entropy.compute(), torch.nan)
+        self.tables = self.control.tables(mean, self.process_group)
         self._logged = self._tables_metrics(self.tables) | self._selection_metrics()
 
     def bind(self, field: Int[Tensor, "batch tokens"], *, scale: float) -> AbstractContextManager[None]:
@@ -126,7 +130,7 @@ class TurnRouting:
         """
         if self.tables is None:
             raise RuntimeError("this batch was not closed yet: record() and close() come before bind()")
-        return self.control.bind(field, self.tables, scale=scale)
+        return self.control.bind(field, self.tables, scale=scale * self._share())
 
     def metrics(self) -> dict[str, float]:
         """Gate and survived share now; turns, information, pairs and expert selection of the last batch."""
@@ -148,6 +152,12 @@ class TurnRouting:
             name: RoutingSummary(**kept | {sums: SumCount(**kept[sums]) for sums in ("load_cv", "router_entropy")})
             for name, kept in state["summaries"].items()
         }
+
+    def _share(self) -> float:
+        """Each group of ranks has an objective of its own, and the gradient is to be that of their mean."""
+        if self.process_group is None or not torch.distributed.is_initialized():
+            return 1.0
+        return torch.distributed.get_world_size(self.process_group) / torch.distributed.get_world_size()
 
     def _tables_metrics(self, tables: RoutingTables) -> dict[str, float]:
         logged = {"routing/pairs": float(tables.num_pairs)}

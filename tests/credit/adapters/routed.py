@@ -117,6 +117,7 @@ def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False
             components=rewards if scripted else {"tool": [length], "summary": [length]},
             rollout_func=ScriptedRollout(tokenizer, SCRIPTS) if scripted else None,
             train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows) if "eval_strategy" in changes else None,
             processing_class=tokenizer,
             args=GRPOConfig(**(settings | changes)),
             callbacks=[gradients],

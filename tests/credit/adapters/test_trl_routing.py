@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from trl import GRPOTrainer
 
 import moe_routing as mr
 from credit.adapters import trl_routing
@@ -103,6 +104,39 @@ def test_steps_that_share_a_generation_batch(tokenizer, tmp_path, shared):
     assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
 
 
+def test_every_pass_over_a_generation_batch_is_steered_alike(tokenizer, tmp_path, shared):
+    """Two passes of two steps each, with evaluations in between, which change no bit."""
+    changes = SHARED | {"num_iterations": 2, "max_steps": 4}
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    _, batches, routed, _ = run.train(tokenizer, tmp_path, run.STRONG | {"rho": False}, **changes, **evaluated)
+    assert [batch["completion_ids"].shape[0] for batch in batches] == [8, 4, 4, 4, 4, 4, 4, 4, 4]
+    assert len(routed) == 4
+    model = run.tiny_moe(tokenizer).train()
+    (-2 * run.objective(model, batches[0], tokenizer, **run.STRONG)).backward()
+    want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for first in (0, 2):
+        parts = [run.difference(routed[first + i], shared[i]) for i in range(2)]
+        assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
+
+
+def test_the_last_window_of_an_epoch_may_be_short(tokenizer, tmp_path):
+    """Three generation batches of one micro-batch each in windows of two: the last is a step of its own."""
+    changes = {
+        "steps_per_generation": 1, "max_steps": -1, "num_train_epochs": 1, "learning_rate": 0.0, "prompts": 3,
+    }  # fmt: skip
+    _, batches, routed, _ = run.train(tokenizer, tmp_path, run.STRONG | {"rho": False}, **changes)
+    _, _, plain, _ = run.train(tokenizer, tmp_path, **changes)
+    assert len(batches) == 3
+    assert len(routed) == 2
+    for step, own in enumerate((batches[:2], batches[2:])):
+        model = run.tiny_moe(tokenizer).train()
+        for batch in own:
+            (-run.objective(model, batch, tokenizer, **run.STRONG) / len(own)).backward()
+        want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        got = run.difference(routed[step], plain[step])
+        assert_close({name: got[name] for name in want}, want)
+
+
 def test_a_step_of_several_generation_batches(tokenizer, tmp_path):
     """Each injects the gradient of its own objective, by its share in the loss; truncated rollouts take no part."""
     changes = {
@@ -179,6 +213,33 @@ def test_evaluation_is_untouched(tokenizer, steered):
         assert trainer.routing.tables is None
     assert not any("routing" in key for key in logged)
     assert hook.tables is tables
+
+
+def test_an_error_in_a_step_leaves_nothing_bound(tokenizer, tmp_path, monkeypatch):
+    """Training goes on, from the rest of the generation batch, as if nothing had been."""
+    _, _, want, _ = run.train(tokenizer, tmp_path, run.STRONG, gradient_accumulation_steps=1, max_steps=1)
+    trainer, _, _, _ = run.train(tokenizer, tmp_path, gradient_accumulation_steps=1, max_steps=1, learning_rate=0.0)
+    whole, width = GRPOTrainer._compute_loss, []
+
+    def breaks(self, model, inputs):
+        loss = whole(self, model, inputs)
+        width.append(inputs["completion_ids"].shape)
+        if len(width) == 1:
+            raise FloatingPointError("of the loss")
+        return loss
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", breaks)
+    with RoutingControl(trainer.model, **run.STRONG) as control:
+        trainer.routing, trainer._step = TurnRouting(control), 0
+        batch = next(iter(trainer.get_train_dataloader()))
+        with pytest.raises(FloatingPointError):
+            trainer.training_step(trainer.model, batch, None)
+        assert trainer._binding is None
+        trainer.evaluate(trainer.train_dataset)
+        trainer.model.zero_grad()
+        trainer.training_step(trainer.model, batch, None)
+    got = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    assert_close(got, want[0])
 
 
 def early(field, width):

@@ -1,10 +1,13 @@
 """Turns, fields and operations read from the tokens of a TRL batch."""
 
+import math
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import moe_routing as mr
 from moe_routing import FieldKind, OperationRules, tool_call_names
@@ -97,8 +100,13 @@ def test_tags_inside_an_argument_are_text(before, quoted):
 
 
 @pytest.fixture
-def control():
-    with RoutingControl(tiny_model("qwen3_moe")) as control:
+def model():
+    return tiny_model("qwen3_moe")
+
+
+@pytest.fixture
+def control(model):
+    with RoutingControl(model) as control:
         yield control
 
 
@@ -163,7 +171,34 @@ def test_a_batch_without_generated_tokens(control):
     with routing.bind(field, scale=1.0):
         model(input_ids=ids.clamp(max=9)).last_hidden_state.sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-    assert routing.metrics()["routing/pairs"] == 0
+    logged = routing.metrics()
+    assert logged["routing/pairs"] == 0
+    assert logged["routing/gate"] == 0.0
+    assert math.isnan(logged["routing/gate_entropy"])
+
+
+@pytest.fixture
+def four_ranks():
+    """This process as rank 0 of four, the others of which only seem to be there."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(None, 1.0), ([0, 1, 2, 3], 1.0), ([0, 1], 0.5), ([0], 0.25)])
+def test_groups_of_ranks_with_an_objective_each_share_the_weight(model, control, four_ranks, monkeypatch, ranks, share):
+    """The trainer averages over all ranks, so what each group adds must count by its share of them."""
+    tokenizer, scales = Bytes(), []
+    group = None if ranks is None else torch.distributed.new_group(ranks)
+    routing = TurnRouting(control, process_group=group)
+    ids, turn = batch(tokenizer, [(1, READ)])
+    field = routing.label(ids, turn, tokenizer)
+    with torch.no_grad(), routing.record(field):
+        model(input_ids=ids % 40)
+    routing.close(torch.ones(ids.shape), field)
+    monkeypatch.setattr(control, "bind", lambda field, tables, *, scale: nullcontext(scales.append(scale)))
+    routing.bind(field, scale=8.0)
+    assert scales == [8.0 * share]
 
 
 def expected_selection(sites, outputs, field, labels, row, kind):
