@@ -56,10 +56,12 @@ class Code:
         return loads >= self.row_loads and stores >= self.row_stores
 
 
-def compile_call(call: Call, capability: int, number: int | None = None, survival: bool = False) -> list["Compiled"]:
+def compile_call(
+    call: Call, capability: int, number: int | None = None, survival: bool = False, **numbers: Any
+) -> list["Compiled"]:
     """Every kernel that a call launches, in all configurations that the autotuner would try, or in one of them.
 
-    Numbers count these configurations in a circle.
+    ``number`` counts these configurations in a circle; ``numbers`` replace those of the call, the gate for instance.
     """
     built = kernels()
     with _driver(capability):
@@ -67,7 +69,8 @@ def compile_call(call: Call, capability: int, number: int | None = None, surviva
         own = SimpleNamespace(**{f"tuned_{name}": launcher for name, launcher in launchers.items()}, interpreted=False)
         real, moe_routing.fused.kernels = moe_routing.fused.kernels, lambda: own
         try:
-            moe_routing.fused.fused_router_gradient(call.logits, call.grad_in, **call.keywords(), survival=survival)
+            given = call.keywords() | numbers
+            moe_routing.fused.fused_router_gradient(call.logits, call.grad_in, **given, survival=survival)
         finally:
             moe_routing.fused.kernels = real
     return [

@@ -8,6 +8,8 @@ from moe_routing.fields import check_ids, check_tokens, check_width
 from moe_routing.objectives import check_target
 from moe_routing.router import check_activation
 
+Number = int | float | Tensor
+
 
 def check_router_gradient(
     logits: Float[Tensor, "tokens experts"],
@@ -46,3 +48,21 @@ def check_router_shapes(
             raise ValueError(f"{name} of shape {tuple(tensor.shape)} is on {tensor.device}, {like} on {logits.device}")
     check_activation(activation)
     check_target(target)
+
+
+def check_numbers(**numbers: Number) -> None:
+    """Raise ``ValueError`` for one that is a tensor with an axis: a kernel would read its first entry alone."""
+    for name, value in numbers.items():
+        if isinstance(value, Tensor):
+            require_shape(name, value, (), "a number")
+
+
+def switched_off(gate: Number, lambda_turn: Number, lambda_token: Number) -> bool:
+    """Whether nothing is injected, as far as Python numbers tell: to look at a tensor would wait for its device.
+
+    >>> import torch
+    >>> switched_off(1.0, 0.0, 0.0), switched_off(torch.zeros(()), 0.0, torch.zeros(()))
+    (True, False)
+    """
+    gate_off, turn_off, token_off = (not isinstance(x, Tensor) and x == 0 for x in (gate, lambda_turn, lambda_token))
+    return gate_off or (turn_off and token_off)

@@ -18,6 +18,13 @@ else:
         """Marks an argument that is known when a kernel is compiled."""
 
 
+def number(pointer, factor):
+    """A number of the whole launch: the factor, times what stands on the device if anything does."""
+    if pointer is not None:
+        factor = factor * tl.load(pointer).to(tl.float32)
+    return factor
+
+
 def masses(z, top, SIGMOID: constexpr):
     """Probabilities up to a factor per row that brings the largest near 1, so that a row never underflows whole."""
     if SIGMOID:

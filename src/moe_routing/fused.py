@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from moe_routing.cleared import Cleared
 from moe_routing.kernels import kernels
 from moe_routing.objectives import Target
 from moe_routing.router import Activation
@@ -19,6 +20,7 @@ LARGE = 1 << 22
 # Each device has a backward thread of its own, and Triton's autotuner keeps the arguments of a call on itself: a second
 # call meanwhile would end the first one with an error, or restore the first one's gradient from a copy of its own.
 _LAUNCH = threading.Lock()
+_CLEARED = Cleared()
 
 
 def fused_router_gradient(
@@ -28,26 +30,31 @@ def fused_router_gradient(
     control: Float[Tensor, "fields experts"],
     selected: Int[Tensor, "tokens k"],
     num_pairs: int | Int[Tensor, ""],
-    lambda_turn: float = 2e-6,
-    lambda_token: float = 2e-7,
+    lambda_turn: float | Float[Tensor, ""] = 2e-6,
+    lambda_token: float | Float[Tensor, ""] = 2e-7,
     gap_threshold: float = 0.5,
     gate: float | Float[Tensor, ""] = 1.0,
     activation: Activation = "softmax",
     target: Target = "previous_topk",
     rho: bool = True,
     *,
+    scale: float | Float[Tensor, ""] = 1.0,
     out: Float[Tensor, "tokens experts"] | None = None,
-    survival: bool = False,
+    survival: bool | Float[Tensor, " sums"] = False,
     block: int = 16,
 ) -> tuple[Float[Tensor, "tokens experts"], SumCount | None]:
-    """``router_gradient`` in two launches and one cleared buffer, with nothing that waits for the device.
+    """``router_gradient`` in two launches, with nothing that waits for the device.
 
     Arguments as there, with no check of shapes or ids: a token whose field has no control row gets no injection, and
-    one that selects an expert that does not exist forms no pair.
+    one that selects an expert that does not exist forms no pair. Numbers that are tensors on the device are read there.
+
+    The highest norm of each field is kept in memory that was cleared for many calls at once (``moe_routing.cleared``).
 
     Args:
+        scale: a factor on the gate. If both are tensors, their product is one more operation on the device.
         out: where to write, ``grad_in`` itself included; by default a new tensor.
-        survival: whether to return the sums of ``injection_survival`` as well.
+        survival: True returns the sums of ``injection_survival`` as well, which takes one more operation on the device.
+            Memory from :func:`survival_sums` gets them added without one, and nothing is returned.
         block: tokens per program under the interpreter; on a device the autotuner chooses.
 
     Raises:
@@ -55,15 +62,14 @@ def fused_router_gradient(
 
     Reference: ours.
     """
-    built = kernels()
+    built, device = kernels(), logits.device
     tokens, experts = logits.shape
     k = selected.shape[1]
     out = torch.empty_like(grad_in) if out is None else out
-    # One buffer, one clearing: the survival sums, then the highest norm of each field.
-    state = torch.zeros(2 * SLOTS + (control.shape[0] + 1) // 2, dtype=torch.float64, device=logits.device)
-    sums, highest = state[: 2 * SLOTS], state[2 * SLOTS :]
-    gate, gate_at = _number(gate, logits.device)
-    pairs, pairs_at = _number(num_pairs, logits.device)
+    gate, gate_at = _product(gate, scale, device)
+    pairs, pairs_at = _number(num_pairs, device)
+    turn, turn_at = _number(lambda_turn, device)
+    token, token_at = _number(lambda_token, device)
     shape = {"M": experts, "K": k, "BLOCK_M": _power_of_two(experts)}
     size = int(tokens * experts >= LARGE)
     if built.interpreted:
@@ -74,33 +80,52 @@ def fused_router_gradient(
     def grid(options: dict[str, Any]) -> tuple[int]:
         return (-(-tokens // options["BLOCK_N"]),)
 
-    if tokens:
-        with _LAUNCH, torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-            norm = torch.empty(tokens, dtype=torch.float32, device=logits.device)
+    with _LAUNCH, torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        highest = _CLEARED.take((control.shape[0] + 1) // 2, device)
+        sums = survival_sums(device) if survival is True else highest[:0] if survival is False else survival
+        if tokens:
+            norm = torch.empty(tokens, dtype=torch.float32, device=device)
             norms[grid](
                 grad_in, field, norm, highest.view(torch.int32), tokens, control.shape[0], size,
                 *grad_in.stride(), field.stride(0), **shape,
             )  # fmt: skip
             inject[grid](
                 logits, grad_in, out, field, selected, control, norm, highest.view(torch.float32), sums,
-                gate_at, pairs_at, gate, pairs, float(lambda_turn), float(lambda_token), float(gap_threshold),
+                gate_at, pairs_at, turn_at, token_at, gate, pairs, turn, token, float(gap_threshold),
                 torch.finfo(grad_in.dtype).max, tokens, control.shape[0], size,
                 *logits.stride(), *grad_in.stride(), *out.stride(), field.stride(0),
                 *selected.stride(), *control.stride(),
                 BLOCK_K=_power_of_two(k), TARGET=target, SIGMOID=activation == "sigmoid", RHO=rho,
-                SURVIVAL=survival, SLOTS=SLOTS, **shape,
+                SURVIVAL=survival is not False, SLOTS=SLOTS, **shape,
             )  # fmt: skip
-    if not survival:
-        return out, None
+    return out, sum_survival(sums) if survival is True else None
+
+
+def survival_sums(device: torch.device) -> Float[Tensor, " sums"]:
+    """Memory in which :func:`fused_router_gradient` adds up survival, for the stream that is current."""
+    return _CLEARED.take(2 * SLOTS, device)
+
+
+def sum_survival(sums: Float[Tensor, " sums"]) -> SumCount:
+    """What was added up there."""
     kept, total = sums.view(SLOTS, 2).sum(0).unbind()
-    return out, SumCount(kept, total)
+    return SumCount(kept, total)
 
 
 def _number(value: int | float | Tensor, device: torch.device) -> tuple[float, Tensor | None]:
-    """A factor and, for a number that lives on the device, the tensor to multiply it by: it is never read here."""
-    if isinstance(value, Tensor) and value.device == device:
-        return 1.0, value
+    """A factor and, for a number that lives on a device, the tensor to multiply it by: it is never read here."""
+    if isinstance(value, Tensor) and (value.device == device or value.device.type != "cpu"):
+        return 1.0, value.to(device)
     return float(value), None
+
+
+def _product(
+    one: int | float | Tensor, other: int | float | Tensor, device: torch.device
+) -> tuple[float, Tensor | None]:
+    (left, left_at), (right, right_at) = _number(one, device), _number(other, device)
+    if left_at is not None and right_at is not None:
+        return 1.0, left_at * right_at
+    return left * right, right_at if left_at is None else left_at
 
 
 def _power_of_two(number: int) -> int:

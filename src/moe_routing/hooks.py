@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from moe_routing.arguments import check_router_gradient, check_router_shapes
+from moe_routing.arguments import check_numbers, check_router_gradient, check_router_shapes, switched_off
 from moe_routing.backend import use_kernel
 from moe_routing.fused import fused_router_gradient
 from moe_routing.injection import steer, steer_and_count
@@ -21,6 +21,7 @@ from moe_routing.objectives import Target
 from moe_routing.router import Activation
 from moe_routing.steering import Steering
 from moe_routing.sums import SumCount
+from moe_routing.survival import SurvivalTotal
 
 Report = Callable[[SumCount], None]
 
@@ -46,10 +47,10 @@ class RouterInjection:
     control: Float[Tensor, "fields experts"]
     selected: Int[Tensor, "tokens k"]
     num_pairs: int | Int[Tensor, ""]
-    lambda_turn: float = 2e-6
-    lambda_token: float = 2e-7
+    lambda_turn: float | Float[Tensor, ""] = 2e-6
+    lambda_token: float | Float[Tensor, ""] = 2e-7
     gap_threshold: float = 0.5
-    gate: float = 1.0
+    gate: float | Float[Tensor, ""] = 1.0
     activation: Activation = "softmax"
     target: Target = "previous_topk"
     rho: bool = True
@@ -57,8 +58,8 @@ class RouterInjection:
 
     @property
     def closed(self) -> bool:
-        """Whether the backward pass is the baseline's, bit for bit."""
-        return self.gate == 0 or (self.lambda_turn == 0 and self.lambda_token == 0)
+        """Whether Python numbers alone tell that the backward pass is the baseline's, bit for bit."""
+        return switched_off(self.gate, self.lambda_turn, self.lambda_token)
 
     def __call__(
         self,
@@ -68,7 +69,7 @@ class RouterInjection:
     ) -> Float[Tensor, "*batch experts"]:
         """The gradient to pass on in place of ``grad_in``; leading axes are flattened to tokens and restored.
 
-        ``report`` is called with the two sums of ``injection_survival``.
+        ``report`` is called with the two sums of ``injection_survival``; a ``SurvivalTotal`` lets the kernel add to it.
 
         Raises:
             ValueError: as ``router_gradient``. On an accelerator the ids are not looked at, which would make every
@@ -77,23 +78,26 @@ class RouterInjection:
         z, g = logits.detach().reshape(-1, logits.shape[-1]), grad_in.reshape(-1, grad_in.shape[-1])
         check = check_router_gradient if z.device.type == "cpu" else check_router_shapes
         check(z, g, self.field, self.control, self.selected, self.activation, self.target)
+        weights = {"lambda_turn": self.lambda_turn, "lambda_token": self.lambda_token}
+        check_numbers(num_pairs=self.num_pairs, gate=self.gate, scale=self.scale, **weights)
         if self.closed:
             return grad_in
         with torch.no_grad():
-            grad_out, survival = self._steered(z, g, report is not None)
+            grad_out, survival = self._steered(z, g, report)
         if report is not None and survival is not None:
             report(survival)
         return grad_out.reshape(grad_in.shape)
 
-    def _steered(self, z: Tensor, g: Tensor, count: bool) -> tuple[Tensor, SumCount | None]:
-        arguments = (
-            z, g, self.field, self.control, self.selected, self.num_pairs, self.lambda_turn, self.lambda_token,
-            self.gap_threshold, self.gate * self.scale, self.activation, self.target, self.rho,
-        )  # fmt: skip
+    def _steered(self, z: Tensor, g: Tensor, report: Report | None) -> tuple[Tensor, SumCount | None]:
+        inputs = (z, g, self.field, self.control, self.selected, self.num_pairs)
+        weights = (self.lambda_turn, self.lambda_token, self.gap_threshold)
+        options = (self.activation, self.target, self.rho)
         if use_kernel(z, g, self.selected):
-            return fused_router_gradient(*arguments, survival=count)
-        steering = Steering.of(*arguments)
-        return steer_and_count(z, g, steering) if count else (steer(z, g, steering), None)
+            sums = report.sums(z.device) if isinstance(report, SurvivalTotal) else None
+            count = report is not None if sums is None else sums
+            return fused_router_gradient(*inputs, *weights, self.gate, *options, scale=self.scale, survival=count)
+        steering = Steering.of(*inputs, *weights, self.gate * self.scale, *options)
+        return (steer(z, g, steering), None) if report is None else steer_and_count(z, g, steering)
 
 
 def register_injection(

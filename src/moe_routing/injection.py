@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from credit._safe import select, statistics_dtype
-from moe_routing.arguments import check_router_gradient, check_router_shapes
+from moe_routing.arguments import check_numbers, check_router_gradient, check_router_shapes, switched_off
 from moe_routing.backend import use_kernel
 from moe_routing.blocks import on_processor, replace_rows_
 from moe_routing.fused import fused_router_gradient
@@ -31,8 +31,8 @@ def router_gradient(
     control: Float[Tensor, "fields experts"],
     selected: Int[Tensor, "tokens k"],
     num_pairs: int | Int[Tensor, ""],
-    lambda_turn: float = 2e-6,
-    lambda_token: float = 2e-7,
+    lambda_turn: float | Float[Tensor, ""] = 2e-6,
+    lambda_token: float | Float[Tensor, ""] = 2e-7,
     gap_threshold: float = 0.5,
     gate: float | Float[Tensor, ""] = 1.0,
     activation: Activation = "softmax",
@@ -55,19 +55,22 @@ def router_gradient(
         lambda_turn: weight of the turn term, which is maximised.
         lambda_token: weight of the token term, a loss, which is minimised.
         gap_threshold: as in ``token_consistency_loss``.
-        gate: the entropy gate. A factor on the loss (a GradScaler's scale, say) belongs in here too.
+        gate: the entropy gate. A factor on the loss (a GradScaler's scale, say) belongs in here too. Like both weights
+            it may be a tensor on the device, which is read there: new values wait for nothing and compile nothing.
         activation: the router's own score function.
         target: as in ``token_consistency_loss``.
         rho: False replaces rho by 1, which makes the injection the exact gradient of the objective.
 
     Returns:
         The new gradient in the dtype of ``grad_in``. It is ``grad_in`` itself when the gate or both weights are
-        0, equals it bit for bit in every token that gets no injection, and is finite wherever ``grad_in`` is: a
-        row whose logits or gradient are not finite gets no injection and is left out of its field's maximum.
+        the number 0 (a tensor is not looked at), equals it bit for bit in every token that gets no injection, and is
+        finite wherever ``grad_in`` is: a row whose logits or gradient are not finite gets no injection and is left out
+        of its field's maximum.
 
     Raises:
-        ValueError: if shapes disagree, ``k`` exceeds the number of experts, a field id has no control row, an
-            expert does not exist, or an option is unknown. ``torch.compile`` and the kernel look at no id.
+        ValueError: if shapes disagree, a number is a tensor of more than one, ``k`` exceeds the number of experts, a
+            field id has no control row, an expert does not exist, or an option is unknown. ``torch.compile`` and the
+            kernel look at no id.
 
     Reference: paper appendix C.5 and algorithm 1; rho's norm and its maximum over the field are ours.
 
@@ -80,7 +83,8 @@ def router_gradient(
     fused = use_kernel(logits, grad_in, selected)
     check = check_router_shapes if fused else check_router_gradient
     check(logits, grad_in, field, control, selected, activation, target)
-    if (isinstance(gate, (int, float)) and gate == 0) or (lambda_turn == 0 and lambda_token == 0):
+    check_numbers(num_pairs=num_pairs, lambda_turn=lambda_turn, lambda_token=lambda_token, gate=gate)
+    if switched_off(gate, lambda_turn, lambda_token):
         return grad_in
     arguments = (
         logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
@@ -101,8 +105,8 @@ def router_injection(
     control: Float[Tensor, "fields experts"],
     selected: Int[Tensor, "tokens k"],
     num_pairs: int | Int[Tensor, ""],
-    lambda_turn: float = 2e-6,
-    lambda_token: float = 2e-7,
+    lambda_turn: float | Float[Tensor, ""] = 2e-6,
+    lambda_token: float | Float[Tensor, ""] = 2e-7,
     gap_threshold: float = 0.5,
     gate: float | Float[Tensor, ""] = 1.0,
     activation: Activation = "softmax",

@@ -19,6 +19,7 @@ from moe_routing.device import (
     close_pairs,
     constexpr,
     masses,
+    number,
     row_masses,
     shares,
     target_weights,
@@ -33,6 +34,8 @@ BLOCKS = ((4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4), (16, 4), (32, 4), (16,
 TUNING_KEY = ["M", "K", "TARGET", "SIGMOID", "RHO", "SURVIVAL", "size"]
 # Numbers that change from step to step: specialising on their values would compile again.
 STEP_ARGUMENTS = ["N", "F", "size"]
+# Single numbers: where they lie changes nothing either, and one may be an entry of a larger tensor.
+NUMBERS = ["gate_ptr", "pairs_ptr", "turn_ptr", "token_ptr"]
 
 
 def _norms(
@@ -67,7 +70,8 @@ def _norms(
 
 def _inject(
     z_ptr, g_ptr, out_ptr, field_ptr, selected_ptr, control_ptr, norm_ptr, highest_ptr, survival_ptr,
-    gate_ptr, pairs_ptr, gate, pairs, lambda_turn, lambda_token, gap_threshold, largest, N, F, size,
+    gate_ptr, pairs_ptr, turn_ptr, token_ptr, gate, pairs, lambda_turn, lambda_token, gap_threshold, largest,
+    N, F, size,
     z_row, z_column, g_row, g_column, out_row, out_column, field_stride,
     selected_row, selected_column, control_row, control_column,
     M: constexpr, BLOCK_M: constexpr, K: constexpr, BLOCK_K: constexpr, TARGET: constexpr,
@@ -93,15 +97,12 @@ def _inject(
     control = control.to(tl.float32)
     mass, top, per_mass, usable = row_masses(z, SIGMOID)
 
-    if gate_ptr is not None:
-        gate = gate * tl.load(gate_ptr).to(tl.float32)
-    if pairs_ptr is not None:
-        pairs = tl.load(pairs_ptr).to(tl.float32)
+    gate, pairs = number(gate_ptr, gate), number(pairs_ptr, pairs)
     divisor = tl.where(pairs != 0.0, pairs, 1.0)
-    per_pair = tl.where(pairs != 0.0, lambda_token / divisor, 0.0)
+    per_pair = tl.where(pairs != 0.0, number(token_ptr, lambda_token) / divisor, 0.0)
     norm, share, counted = shares(norm_ptr, highest_ptr, rows, field, inside, RHO)
     scale = -gate * share
-    turn = lambda_turn * scale
+    turn = number(turn_ptr, lambda_turn) * scale
 
     # The token term, away from the previous experts: -weight p.
     previous, at, close = close_pairs(
@@ -175,7 +176,7 @@ def _inject(
 
 
 _LOCK = threading.Lock()
-_DEVICE = (block_sum, close_pairs, masses, row_masses, shares, target_weights, usable_row)
+_DEVICE = (block_sum, close_pairs, masses, number, row_masses, shares, target_weights, usable_row)
 
 
 @functools.cache
@@ -189,7 +190,8 @@ def _build() -> SimpleNamespace:
     vars(device).update(names)
     globals().update(names)
     norms = triton.jit(inspect.unwrap(_norms), do_not_specialize=STEP_ARGUMENTS)
-    inject = triton.jit(inspect.unwrap(_inject), do_not_specialize=STEP_ARGUMENTS)
+    anywhere = {"do_not_specialize_on_alignment": NUMBERS}
+    inject = triton.jit(inspect.unwrap(_inject), do_not_specialize=STEP_ARGUMENTS, **anywhere)
     configs = [triton.Config({"BLOCK_N": rows}, num_warps=warps) for rows, warps in BLOCKS]
     tune = functools.partial(triton.autotune, configs, prune_configs_by={"early_config_prune": _fitting})
     return SimpleNamespace(

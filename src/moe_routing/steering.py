@@ -50,8 +50,8 @@ class Steering(NamedTuple):
         control: Float[Tensor, "fields experts"],
         selected: Int[Tensor, "tokens k"],
         num_pairs: int | Int[Tensor, ""],
-        lambda_turn: float,
-        lambda_token: float,
+        lambda_turn: float | Float[Tensor, ""],
+        lambda_token: float | Float[Tensor, ""],
         gap_threshold: float,
         gate: float | Float[Tensor, ""],
         activation: Activation,
@@ -61,15 +61,15 @@ class Steering(NamedTuple):
         """From the arguments of ``router_gradient``. With rho = 1 the gradient is not looked at."""
         dtype = torch.promote_types(compute_dtype(logits), grad_in.dtype)
         # A spare row for tokens outside fields: a table may have no row at all.
-        table = torch.cat([control.to(dtype) * lambda_turn, control.new_zeros(1, control.shape[1], dtype=dtype)])
+        nothing = control.new_zeros(1, control.shape[1], dtype=dtype)
+        table = torch.cat([control.to(dtype) * _number(lambda_turn, nothing), nothing])
         row = torch.where(field >= 0, field, control.shape[0]).long()
-        pairs_of_batch = torch.as_tensor(num_pairs, device=table.device).to(dtype)
-        pull = safe_divide(torch.full_like(pairs_of_batch, lambda_token), pairs_of_batch)
+        pull = safe_divide(_number(lambda_token, table), _number(num_pairs, table))
         pairs = close_pairs(selected, field, gap_threshold)
         # A token without either term is left alone: adding zeros would turn its -0.0 into 0.0.
         moved = (table.abs().amax(-1) != 0)[row] | (pairs.close & (pull != 0))
         share = gradient_share(grad_in, field, control.shape[0])[0].to(dtype) if rho else table.new_ones(field.shape)
-        scale = -gate * share
+        scale = -_number(gate, table) * share
         return cls(table, pull, row, pairs.close, pairs.previous, scale, moved & (scale != 0), activation, target)
 
     def blocks(
@@ -149,3 +149,10 @@ class Steering(NamedTuple):
     ) -> tuple[Float[Tensor, "tokens k"], Bool[Tensor, " tokens"]]:
         earlier, current = (router_scores(z.gather(1, previous), self.activation) for z in (before, now))
         return target_weights(current, earlier, self.target)
+
+
+def _number(value: int | float | Tensor, like: Tensor) -> Float[Tensor, ""]:
+    """A number in the dtype and on the device of ``like``; one that is there already is not read."""
+    if isinstance(value, Tensor):
+        return value.to(like)
+    return like.new_full((), value)

@@ -46,12 +46,27 @@ def same(fn, backend, *args, **options):
     torch.testing.assert_close(compiled(*args, **options), fn(*args, **options), rtol=1e-5, atol=1e-6)
 
 
+def steps(logits, grad_in, options, backend):
+    """Weights and a gate that are tensors: new values compile nothing again, and nothing waits to read them."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(mr.router_gradient, fullgraph=True, backend=backend)
+    for values in ((1.0, 0.5, 0.25), (0.5, 2.0, 3.0), (0.0, 1.0, 1.0), (1.0, 0.0, 0.0)):
+        names = ("gate", "lambda_turn", "lambda_token")
+        given = options | dict(zip(names, values))
+        tensors = options | dict(zip(names, map(torch.tensor, values)))
+        got = compiled(logits, grad_in, **tensors)
+        torch.testing.assert_close(got, mr.router_gradient(logits, grad_in, **given), rtol=1e-5, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def main(backend: str) -> None:
     case = rich_case(41)
     logits, grad_in = case.logits.float(), case.grad_in.float()
     options = checks.plain(case, control=checks.control_of(case, "softmax").float())
     same(mr.router_gradient, backend, logits, grad_in, **options)
     same(mr.router_gradient, backend, logits, grad_in, **options, target="overlap", activation="sigmoid")
+    steps(logits, grad_in, options, backend)
     probs = mr.router_probs(logits)
     same(step_metrics, backend, logits, case.selected, case.field, probs)
     same(table, backend, probs, case.field, case.labels)

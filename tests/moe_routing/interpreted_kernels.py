@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing import (
     RouterInjection,
@@ -257,40 +256,27 @@ def test_ids_out_of_range_take_no_part():
     assert torch.equal(run(wild)[0], run(known)[0])
 
 
-class Operations(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+def test_numbers_on_the_device_are_those_of_python():
+    check_numbers_on_the_device_are_read()
 
 
-class Counted:
-    def __init__(self, kernel, launches):
-        self.kernel, self.launches = kernel, launches
+def check_numbers_on_the_device_are_read():
+    """Bit for bit, in any dtype that holds them; ``scale`` multiplies a gate of either kind."""
+    case = sized(9, 6, 2, seed=2, gap_threshold=1.0, lambda_turn=0.75, lambda_token=0.375, gate=0.5, num_pairs=3)
+    expected = run(case, scale=4.0)[0]
+    assert_same(run(case)[0], case)
+    for dtype, names in itertools.product(DTYPES, ({"lambda_turn"}, {"lambda_token"}, set(NUMBERS))):
+        on_device = {name: torch.tensor(case.options[name], dtype=dtype) for name in names}
+        there = replace(case, options=case.options | on_device)
+        for scale in (4.0, torch.tensor(4.0, dtype=torch.float64)):
+            assert torch.equal(run(there, scale=scale)[0], expected)
+    nothing = {"lambda_turn": torch.zeros(()), "lambda_token": torch.zeros((), dtype=torch.float64)}
+    case = replace(case, grad_in=torch.where(case.grad_in > 1, -0.0, case.grad_in))
+    still = run(replace(case, options=case.options | nothing))[0]
+    assert torch.equal(still.view(torch.int32), case.grad_in.view(torch.int32))
 
-    def __getitem__(self, grid):
-        def launch(*args, **constants):
-            self.launches.append(self.kernel.__name__)
 
-        return launch
-
-
-@pytest.mark.parametrize("survival", [False, True])
-def test_two_launches_one_clearing_and_nothing_that_waits(monkeypatch, survival):
-    case = sized(5, 6, 2, gate=torch.tensor(1.0), num_pairs=torch.tensor(3))
-    launches = []
-    built = kernels.kernels()
-    fake = {name: Counted(getattr(built, name), launches) for name in ("norms", "inject")}
-    monkeypatch.setattr(fused, "kernels", lambda: SimpleNamespace(**fake, interpreted=True))
-    with Operations() as seen:
-        fused.fused_router_gradient(case.logits, case.grad_in, **case.options, survival=survival)
-    assert launches == ["_norms", "_inject"]
-    views = {"slice", "view", "unbind", "detach", "alias", "select"}
-    work = sorted(name for name in seen.names if name not in views | {"empty", "empty_like"})
-    assert work == (["sum", "zeros"] if survival else ["zeros"])
+NUMBERS = ("lambda_turn", "lambda_token", "gate")
 
 
 def test_tuning_leaves_no_trace(monkeypatch):
@@ -369,6 +355,9 @@ MUTANTS = {
         "mask=tile, other=0.0).to(tl.float32)\n    raw",
     ),
     "the softmax is not shifted": ("mass = tl.exp(z - top)", "mass = tl.exp(z)"),
+    "the weight of the turn term on the device is not read": ("number(turn_ptr, lambda_turn)", "lambda_turn"),
+    "the weight of the token term on the device is not read": ("number(token_ptr, lambda_token)", "lambda_token"),
+    "a number on the device takes the place of its factor": ("factor = factor * tl.load", "factor = tl.load"),
     "-0.0 becomes 0.0": ("tl.where(added[:, None], (raw", "tl.where(here[:, None], (raw"),
 }
 
@@ -383,6 +372,7 @@ def test_mutants_are_killed(monkeypatch, tmp_path, name):
 def check_everything():
     for seed in range(8):
         check_equal(seed)
+    check_numbers_on_the_device_are_read()
     for target in TARGETS:
         check_gap_at_the_threshold(target)
     test_offsets_beyond_two_to_the_31(((1 << 30) - 3, 1))

@@ -43,6 +43,8 @@ def kernel_case(seed: int, **options: Any) -> KernelCase:
         "gap_threshold": draw(seed + 6, (0.5, 0.5, 0.0, 1.0, -1.0, 0.3)),
         "gate": draw(seed + 7, (1.0, torch.tensor(0.5), torch.tensor(3.0, dtype=torch.float64))),
         "num_pairs": draw(seed + 8, (7, torch.tensor(7), 0, torch.tensor(0))),
+        "lambda_turn": draw(seed + 13, (0.7, torch.tensor(0.7), torch.tensor(0.7, dtype=torch.float64), 0.0)),
+        "lambda_token": draw(seed + 14, (0.3, torch.tensor(0.3), torch.tensor(0.0))),
     }
     grad_in = case.grad_in.clone()
     grad_in[:: draw(seed + 9, (4, 100))] = -0.0

@@ -1,5 +1,7 @@
 """Errors name the argument and both shapes. The type checker of the test run would speak first, so it is silenced."""
 
+from dataclasses import replace
+
 import jaxtyping
 import pytest
 import torch
@@ -78,8 +80,6 @@ CASES = {
         lambda: mr.specialization_gap(z, labels[:1]),
         r"labels has shape \(1, 2\).*counts of shape \(4, 3\)",
     ),
-    "fields": (lambda: mr.field_ids(ids, ids[:1], ids), r"turn has shape \(1,\), but trajectory asks for \(4,\)"),
-    "kappa": (
     "column of fields": (lambda: mr.expert_set_gap(sets, ids[:, None]), r"field has shape \(4, 1\).*asks for \(4,\)"),
     "one expert a token": (lambda: mr.load_cv(ids, ids, 4), r"selected has shape \(4,\), but \[tokens, k\] is wanted"),
     "one expert a pair": (lambda: mr.jaccard_similarity(ids, ids), r"selected has shape \(4,\)"),
@@ -101,6 +101,8 @@ CASES = {
     "counts for control": (lambda: mr.turn_control(torch.zeros(2, 2, 3), labels.int(), ids, 8), "dtype torch.int32"),
     "counts for pairs": (lambda: mr.specialization_gap(z, labels.float()), "dtype torch.float32"),
     "counts for usage": (lambda: mr.RoutingSummary.of(sets[None], z[None], ids, labels.long(), ids), "torch.int64"),
+    "fields": (lambda: mr.field_ids(ids, ids[:1], ids), r"turn has shape \(1,\), but trajectory asks for \(4,\)"),
+    "kappa": (
         lambda: mr.kappa_advantage_objective(z, z, z[:1], z),
         r"kappa has shape \(1, 3\).*log_ratio of shape \(4, 3\)",
     ),
@@ -130,6 +132,9 @@ GRADIENT = {
         {"field": ids.to("meta")},
         r"field of shape \(4,\) is on meta, logits of shape \(4, 3\) on cpu",
     ),
+    "weight of the turns": ({"lambda_turn": ids * 1.0}, r"lambda_turn has shape \(4,\), but a number asks for \(\)"),
+    "weight of the tokens": ({"lambda_token": ids * 1.0}, r"lambda_token has shape \(4,\)"),
+    "pairs": ({"num_pairs": ids[:1]}, r"num_pairs has shape \(1,\)"),
     "activation": ({"activation": "tanh"}, "activation must be 'softmax' or 'sigmoid', got 'tanh'"),
     "target": ({"target": "tanh"}, "target must be 'previous_topk', 'uniform_topk', 'overlap' or 'mass', got 'tanh'"),
 }
@@ -143,6 +148,13 @@ def test_router_gradient_checks_its_arguments_even_when_the_gate_is_closed(name,
     assert mr.router_gradient(**good, gate=gate).shape == z.shape
     with pytest.raises(ValueError, match=message):
         mr.router_gradient(**good | change, gate=gate)
+
+
+@pytest.mark.parametrize("name", ["gate", "scale", "lambda_turn", "lambda_token"])
+def test_a_number_for_each_token_is_refused_by_the_hook(name):
+    injection = mr.RouterInjection(ids, torch.zeros(1, 3), sets, 1)
+    with pytest.raises(ValueError, match=rf"{name} has shape \(4,\), but a number asks for \(\)"):
+        replace(injection, **{name: torch.ones(4)})(z, z)
 
 
 def test_a_table_of_another_batch_is_refused_by_the_hook():

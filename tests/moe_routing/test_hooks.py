@@ -1,5 +1,6 @@
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,9 +68,16 @@ def test_weight_and_input_get_the_injection_by_the_chain_rule():
     assert_close(got_h - plain_h, delta @ weight)
 
 
-@pytest.mark.parametrize("options", [{"gate": 0.0}])
-def test_a_closed_gate_is_bitwise_the_baseline(options):
-    case, injection = setting(**options)
+nothing = {"lambda_turn": torch.tensor(0.0), "lambda_token": torch.tensor(0.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({"gate": 0.0}, True), ({"gate": torch.tensor(0.0)}, False), (nothing, False)]
+)
+def test_a_closed_gate_is_bitwise_the_baseline(options, told):
+    case, injection = setting()
+    injection = replace(injection, **options)
+    assert injection.closed == told, "a tensor was read"
     for place in (hooked(injection), lambda z: steer_router(z, injection)):
         for a, b in zip(run(case, place), run(case, lambda z: z)):
             assert torch.equal(a, b)

@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def figures(*arguments):
+def figures(*arguments, how="-m"):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, how, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -51,3 +51,32 @@ def test_bytes_moved_are_those_that_have_to_move():
         inject, norms = call["kernels"]["inject"], call["kernels"]["norms"]
         assert {name.split(" ", 1)[1] for name in norms if name.startswith("read")} == {"grad_in", "field"}
         assert [name for name in inject if name.startswith("write")] == ["write out"]
+
+
+NEW_NUMBERS = """
+import json
+import torch
+from benchmarks.gpu_cases import ROUTERS, make_call
+from benchmarks.kernel_code import compile_call
+
+call = make_call(ROUTERS[0], 40, torch.bfloat16, "cpu")
+names = ("gate", "lambda_turn", "lambda_token")
+
+def compiled(values):
+    return compile_call(call, 90, 0, **dict(zip(names, values, strict=True)))
+
+on_device = [compiled(torch.tensor(values)) for values in ([1.0, 0.5, 0.25], [0.0, 2.0, 3.0])]
+on_device.append(compiled(torch.tensor([9.0, 1.0, 0.5, 0.25])[1:]))
+given = [compiled(values) for values in ((1.0, 0.5, 0.25), (0.5, 1.0, 16.0))]
+same = [[one.code is other.code for one, other in zip(group[0], group[-1])] for group in (on_device, given)]
+same.append([one.code is other.code for one, other in zip(*on_device[:2])])
+print(json.dumps({"same": same, "codes": [vars(code.read()) for code in on_device[0]]}))
+"""
+
+
+def test_new_numbers_compile_nothing():
+    """Neither new values nor another place in memory; the device's own are read without a spill."""
+    found = figures(NEW_NUMBERS, how="-c")
+    assert found["same"] == [[True, True]] * 3
+    assert [code["kernel"] for code in found["codes"]] == ["norms", "inject"]
+    assert all(code["spills"] == code["stack"] == 0 for code in found["codes"])

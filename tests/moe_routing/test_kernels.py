@@ -32,7 +32,8 @@ WITHOUT_TRITON = "import sys; sys.modules['triton'] = None\n" + RUN
 def test_the_kernel_under_the_interpreter():
     """In a process of its own: the interpreter must be chosen before Triton is imported."""
     chosen = {"TRITON_INTERPRET": "1", "MOE_ROUTING_KERNEL": "triton", "JAXTYPING_DISABLE": "1"}
-    done = pytest_of(RUN, "tests/moe_routing/interpreted_kernels.py", **chosen)
+    files = [f"tests/moe_routing/interpreted_{name}.py" for name in ("kernels", "launches")]
+    done = pytest_of(RUN, *files, **chosen)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

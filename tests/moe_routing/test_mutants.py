@@ -173,7 +173,7 @@ MUTANTS = {
     ),
     "gradient with the wrong sign of the turn term": (
         "steering", "router_gradient", checks.check_router_gradient,
-        "control.to(dtype) * lambda_turn", "control.to(dtype) * -lambda_turn",
+        "control.to(dtype) * _number(", "control.to(dtype) * -_number(",
     ),
     "gradient with the wrong sign of the token term": (
         "steering", "router_gradient", checks.check_router_gradient, "weight * share", "-weight * share",
@@ -221,7 +221,7 @@ MUTANTS = {
         "torch.where(field >= 0, field, control.shape[0])", "field.clamp(min=0)",
     ),
     "a closed gate tensor is ignored": (
-        "steering", "router_gradient", checks.check_gradient_edges, "scale = -gate * share", "scale = -share",
+        "steering", "router_gradient", checks.check_gradient_edges, "-_number(gate, table) * share", "-share",
     ),
     "half precision is computed in half": (
         "steering", "router_gradient", checks.check_gradient_edges,

@@ -25,7 +25,7 @@ from moe_routing.fields import check_ids
 from moe_routing.gate import EntropyGate
 from moe_routing.hooks import RouterInjection
 from moe_routing.objectives import Target, check_target
-from moe_routing.sums import SumCount
+from moe_routing.survival import SurvivalTotal
 from moe_routing.turns import MIN_TURNS, Reduction, check_reduction
 
 IMPLEMENTATIONS = {"torch": "PyTorch", "triton": "Triton"}
@@ -41,7 +41,7 @@ class RoutingControl:
 
     Args:
         model: a transformers model with routers, or any wrapper around one (PEFT, DDP, FSDP).
-        lambda_turn, lambda_token: weights of the turn-level and the token-level term.
+        lambda_turn, lambda_token: weights of the turn-level and the token-level term; tensors may change between steps.
         gap_threshold, target, rho: as in :func:`moe_routing.router_gradient`.
         normalizer: what the token losses are averaged over: within-field ``"pairs"``, or ``"turns"``, that is fields.
         min_turns, reduction: as in :func:`moe_routing.turn_control`.
@@ -81,8 +81,8 @@ class RoutingControl:
         self,
         model: nn.Module,
         *,
-        lambda_turn: float = 2e-6,
-        lambda_token: float = 2e-7,
+        lambda_turn: float | Float[Tensor, ""] = 2e-6,
+        lambda_token: float | Float[Tensor, ""] = 2e-7,
         gap_threshold: float = 0.5,
         target: Target = "previous_topk",
         rho: bool = True,
@@ -110,7 +110,7 @@ class RoutingControl:
         self.gate = EntropyGate() if gate == "paper" else gate
         self.batch_groups = batch_groups(model)
         self._record: RoutingRecord | None = None
-        self._survived: dict[torch.device, SumCount] = {}
+        self._survival = SurvivalTotal()
 
     @contextmanager
     def record(
@@ -202,7 +202,7 @@ class RoutingControl:
             rho=self.rho,
             scale=scale,
         )
-        phase = Binding(field.detach().reshape(-1), tables, settings, self._count_survival)
+        phase = Binding(field.detach().reshape(-1), tables, settings, self._survival)
         with self._attachment.during(phase):
             yield
         if not phase.seen:
@@ -219,10 +219,8 @@ class RoutingControl:
         Nothing injected, no share: 0 would read as if all of it had been lost.
         """
         gate = {} if self.gate is None else self.gate.metrics()
-        parts = [SumCount(part.total.cpu(), part.count.cpu()) for part in self._survived.values()]
-        whole = sum(parts[1:], parts[0]) if parts else None
+        whole = self._survival.collect()
         survived = {"survived": float(whole.compute())} if whole is not None and whole.count > 0 else {}
-        self._survived.clear()
         return {f"routing/{key}": value for key, value in (gate | survived).items()}
 
     def detach(self) -> None:
@@ -238,8 +236,3 @@ class RoutingControl:
     def __repr__(self) -> str:
         device = next(self.routers[0].module.parameters()).device
         return f"RoutingControl({self._attachment}, router_gradient in {IMPLEMENTATIONS[kernel_choice(device)]})"
-
-    def _count_survival(self, part: SumCount) -> None:
-        # Added up where they are: to read them would make every router of every backward wait for its device.
-        device = part.total.device
-        self._survived[device] = part + self._survived[device] if device in self._survived else part
