@@ -1,5 +1,6 @@
 """Hooks on the routers of a model, and the phase that they serve."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,17 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from moe_routing.adapters.calls import Reach, RouterCall, router_calls
+from moe_routing.adapters.calls import Reach, router_calls
 from moe_routing.adapters.phases import Binding, Recording
 from moe_routing.adapters.routers import RouterSite, find_routers
+from moe_routing.adapters.wiring import Attached, Observe, acts_here, wire
 
 
 class Attachment:
     """Tells the current phase of every router that runs; without a phase nothing happens.
 
-    The hooks run outside compiled graphs, since they look at data and hang further hooks on tensors.
+    A phase concerns the forwards of the thread that entered it, not those that another runs meanwhile.
 
     Args:
         model, reach, router_dtype: as in :class:`moe_routing.adapters.transformers.RoutingControl`.
@@ -31,12 +32,14 @@ class Attachment:
         self.model_name = type(model).__name__
         self._phase: Recording | Binding | None = None
         self._source_output: dict[int, Tensor] = {}
-        calls = router_calls(self.routers, lambda: self._phase, self._source_output, reach, router_dtype)
-        self._handles: list[RemovableHandle | RouterCall] = [*calls]
+        self._thread = threading.get_ident()
+        calls = router_calls(self.routers, self._current, self._source_output, reach, router_dtype)
+        self._attached: list[Attached] = []
         for layer, site in enumerate(self.routers):
             if site.source is not None:
-                self._handles.append(site.source.register_forward_hook(self._source_hook(layer)))
-            self._handles.append(site.module.register_forward_hook(self._router_hook(layer, site)))
+                self._attached.append(wire(site.source).observe(self._source_hook(layer)))
+            wiring = wire(site.module)
+            self._attached += [wiring.surround(calls[layer]), wiring.observe(self._router_hook(layer, site))]
 
     @contextmanager
     def during(self, phase: Recording | Binding) -> Iterator[None]:
@@ -45,11 +48,11 @@ class Attachment:
         Raises:
             RuntimeError: inside another phase, or after :meth:`detach`.
         """
-        if not self._handles:
+        if not self._attached:
             raise RuntimeError("this RoutingControl is detached")
         if self._phase is not None:
             raise RuntimeError("record() and bind() do not nest")
-        self._phase = phase
+        self._phase, self._thread = phase, threading.get_ident()
         try:
             yield
         finally:
@@ -57,9 +60,9 @@ class Attachment:
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for attached in self._attached:
+            attached.remove()
+        self._attached.clear()
         self._leave()
 
     def __str__(self) -> str:
@@ -67,22 +70,25 @@ class Attachment:
         families = (f"{family} ({activation}): {n} routers" for (family, activation), n in count.items())
         return f"{self.model_name}, {', '.join(families)}"
 
+    def _current(self) -> Recording | Binding | None:
+        return self._phase if self._phase is not None and acts_here(self._thread) else None
+
     def _leave(self) -> None:
         self._phase = None
         self._source_output.clear()
 
-    def _source_hook(self, layer: int) -> Any:
+    def _source_hook(self, layer: int) -> Observe:
         def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            if self._phase is not None and module is self.routers[layer].source:
+            if self._current() is not None:
                 self._source_output[layer] = output
 
-        return torch.compiler.disable(keep)  # type: ignore[no-untyped-call]
+        return keep
 
-    def _router_hook(self, layer: int, site: RouterSite) -> Any:
+    def _router_hook(self, layer: int, site: RouterSite) -> Observe:
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            if self._phase is None or module is not site.module:  # a copy of the model copies its hooks
-                return
-            logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
-            self._phase.visit(layer, site, logits, output)
+            phase = self._current()
+            if phase is not None:
+                logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
+                phase.visit(layer, site, logits, output)
 
-        return torch.compiler.disable(after)  # type: ignore[no-untyped-call]
+        return after

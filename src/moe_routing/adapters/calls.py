@@ -1,7 +1,6 @@
-"""What is put around the forward of a router: a break in the compiled graph, logits in a wider dtype if asked for, and
-an injection that spares the input."""
+"""What is put around the forward of a router: logits in a wider dtype if asked for, and an injection that spares the
+input."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ def router_calls(
     reach: Reach,
     dtype: torch.dtype | None,
 ) -> "list[RouterCall]":
-    """A :class:`RouterCall` around each router.
+    """A :class:`RouterCall` for each router.
 
     Raises:
         ValueError: for an unknown reach, or a dtype that holds no fractions.
@@ -47,10 +46,7 @@ def router_calls(
 
 
 class RouterCall:
-    """Stands in for ``forward`` of one router; ``remove`` puts the router's own back.
-
-    A router never runs in a compiled graph: the gradient of its weights would reach it there without passing the
-    logits that the graph returns.
+    """What runs in place of the ``forward`` of one router.
 
     With ``reach="router"`` the router runs a second time on a detached input, and only the logits of that run
     receive the injection. They hang on the input of the first run, whose gradient is complete only after the one
@@ -73,46 +69,21 @@ class RouterCall:
         self.source_output = source_output
         self.reach = reach
         self.dtype = dtype
-        self._replaced: Any = site.module.__dict__.get("forward")
-        self._forward: Any = site.module.forward
-        self._uncompiled: Any = torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
-        site.module.forward = self
 
-    def remove(self) -> None:
-        """Give the router its own forward back, whatever other control was attached since."""
-        outer = vars(self.site.module).get("forward")
-        if outer is not self:
-            while isinstance(outer, RouterCall) and outer._replaced is not self:
-                outer = outer._replaced
-            # Inside a wrapper of another library it stays: without a phase it only passes on.
-            if isinstance(outer, RouterCall):
-                outer._replaced, outer._forward = self._replaced, self._forward
-        elif self._replaced is None:
-            del self.site.module.forward
-        else:
-            self.site.module.forward = self._replaced
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copied model is not attached: its router runs the forward of its own."""
-        return copy.deepcopy(self._forward, memo)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._uncompiled(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         phase = self.phase()
         if phase is None or (self.reach == "backbone" and self.dtype is None):
-            return self._forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         with WideProducts(self.dtype):
             if self.reach == "router" and isinstance(phase, Binding) and phase.acts and torch.is_grad_enabled():
-                args, kwargs = self._sidetrack(phase, args, kwargs)
-            return self._forward(*args, **kwargs)
+                args, kwargs = self._sidetrack(phase, forward, args, kwargs)
+            return forward(*args, **kwargs)
 
     def _sidetrack(
-        self, phase: Binding, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, phase: Binding, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a second run of the router hung on the first tensor of numbers among them."""
-        output = self._forward(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
+        output = forward(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
         site, waiting = self.site, list[Tensor]()
         logits = site.logits(output) if site.source is None else self.source_output.pop(self.layer)
         if not logits.requires_grad:

@@ -1,24 +1,24 @@
-"""Routers collapsed to a few distinct rows (paper appendix C.1), and given back bit for bit."""
+"""Routers collapsed to a few distinct rows (paper appendix C.1), without a change to their weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from moe_routing.adapters.weights import Hook, ReplaceableRouter, attach, remove, replaceable_routers
-from moe_routing.interventions import expert_groups, expert_tiers, low_rank_mix, tiered_topk
+from moe_routing.adapters.weights import ReplaceableRouter, replaceable_routers, replaced
+from moe_routing.adapters.wiring import Replace
+from moe_routing.interventions import expert_tiers, low_rank_mix, tiered_topk
 
 
 @contextmanager
 def low_rank_router(model: nn.Module, num_groups: int, *, num_ranks: int = 1) -> Iterator[None]:
     """Collapse every router to ``num_groups`` distinct rows; equal logits are ordered by tier.
 
-    Weight, bias and selection bias are replaced by their group means and given back bit for bit at the end, whatever
-    happened to them inside. Logits are equal within a group exactly, not only up to the order of a matrix product.
+    Each row of weight, bias and selection bias is replaced by the mean row of its group. Logits are linear in the
+    rows, so the mean is taken of the logits, in float32 or better: those of a group are equal exactly, adapters on the
+    router count, the gradient reaches the router's own weights, and these stay as they are.
 
     Args:
         model: as in :class:`RoutingReplay`.
@@ -27,8 +27,9 @@ def low_rank_router(model: nn.Module, num_groups: int, *, num_ranks: int = 1) ->
 
     Raises:
         ValueError: if a number does not fit the experts of the model.
-        NotImplementedError: if the selection of a router cannot be replaced, its weight is not its own, or it
-            selects within groups, which would keep the tiers from spreading.
+        NotImplementedError: if the selection of a router cannot be replaced, or it selects within groups, which
+            would keep the tiers from spreading.
+        RuntimeError: if the model is collapsed already.
 
     Reference: paper appendix C.1; the lexicographic order and the mixing of biases are ours.
 
@@ -45,55 +46,32 @@ def low_rank_router(model: nn.Module, num_groups: int, *, num_ranks: int = 1) ->
     [[0, 2]]
     """
     routers = replaceable_routers(model)
-    tables = [_low_rank_tables(router, num_groups, num_ranks) for router in routers]
+    tiers = [_tiers(router, num_groups, num_ranks) for router in routers]
 
-    def hook(layer: int, router: ReplaceableRouter) -> Hook:
-        first, tiers = tables[layer]
-
-        def collapse(module: Any, args: Any, output: Any) -> Any:
-            logits = output[0][:, first.to(output[0].device)]
-            bias = getattr(module, "e_score_correction_bias", None)
-            scores = logits if bias is None else logits.sigmoid() + bias
-            return router.replace(output, logits, tiered_topk(scores, tiers, router.top_k))
+    def change(layer: int, router: ReplaceableRouter) -> Replace:
+        def collapse(output: Any) -> Any:
+            logits = scores = _mixed(output[0], num_groups)
+            bias: Any = getattr(router.site.module, "e_score_correction_bias", None)
+            if bias is not None:
+                scores = logits.sigmoid() + low_rank_mix(bias, num_groups)
+            return router.replace(output, logits, tiered_topk(scores.detach(), tiers[layer], router.top_k))
 
         return collapse
 
-    saved = [(tensor, tensor.detach().clone()) for router in routers for tensor in _router_tensors(router)]
-    handles: list[RemovableHandle] = []
-    try:
-        with torch.no_grad():
-            for tensor, own in saved:
-                tensor.copy_(low_rank_mix(own, num_groups))
-        handles = attach(routers, hook)
+    with replaced(routers, "scores", change):
         yield
-    finally:
-        remove(handles)
-        with torch.no_grad():
-            for tensor, own in saved:
-                tensor.copy_(own)
 
 
-def _low_rank_tables(
-    router: ReplaceableRouter, num_groups: int, num_ranks: int
-) -> tuple[Int[Tensor, " experts"], Int[Tensor, " experts"]]:
-    """The first expert of each expert's group, and the tiers."""
+def _mixed(logits: Float[Tensor, "tokens experts"], num_groups: int) -> Float[Tensor, "tokens experts"]:
+    return low_rank_mix(logits.T, num_groups).T.contiguous()
+
+
+def _tiers(router: ReplaceableRouter, num_groups: int, num_ranks: int) -> Int[Tensor, " experts"]:
     module: Any = router.site.module
-    if not isinstance(getattr(module, "weight", None), Tensor):
-        raise NotImplementedError(
-            f"{type(module).__name__} holds no weight of its own (wrapped by an adapter, or in a submodule), so "
-            "low_rank_router cannot mix its rows"
-        )
     own_groups = int(getattr(module, "num_group", None) or 1)
     if own_groups > 1 and int(module.topk_group) < own_groups:
         raise NotImplementedError(
             f"{type(module).__name__} selects within {module.topk_group} of {own_groups} groups; low_rank_router "
             "cannot spread equal experts over ranks there"
         )
-    group = expert_groups(router.num_experts, num_groups)
-    return torch.searchsorted(group, group), expert_tiers(router.num_experts, num_groups, num_ranks)
-
-
-def _router_tensors(router: ReplaceableRouter) -> list[Tensor]:
-    names = ("weight", "bias", "e_score_correction_bias")
-    found = [getattr(router.site.module, name, None) for name in names]
-    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+    return expert_tiers(router.num_experts, num_groups, num_ranks)

@@ -1,17 +1,18 @@
 """Replay of a recorded expert selection on Hugging Face models (R3), and the recording of one."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
 
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from credit._safe import require_shape
-from moe_routing.adapters.weights import Hook, ReplaceableRouter, attach, remove, replaceable_routers, stacked
+from moe_routing.adapters.weights import ReplaceableRouter, remove, replaceable_routers, replaced, stacked
+from moe_routing.adapters.wiring import Observe, Replace, acts_here, in_backward, wire
 from moe_routing.fields import check_tokens
 from moe_routing.interventions import recorded_selection, replayed_selection
 
@@ -31,9 +32,11 @@ class RoutingReplay:
     Raises:
         ValueError: if shapes disagree, an id is not an expert, or a row holds an expert twice.
         NotImplementedError: if the selection of a router of the model cannot be replaced.
-        RuntimeError: at the end of the context, if a router did not run in it.
+        RuntimeError: on entering, if another replay is active on the model; at the end of the context, if a router
+            did not run in it.
 
-    Under gradient checkpointing the backward belongs inside, since it runs the routers again.
+    Under gradient checkpointing the backward belongs inside, since it runs the routers again. A compiled model runs
+    its routers outside its graphs meanwhile. Forwards in other threads, and copies of the model, are untouched.
 
     Reference: paper appendix D (R3).
 
@@ -63,35 +66,39 @@ class RoutingReplay:
             for layer, router in enumerate(self.routers)
         ]
         self._ran: set[int] = set()
-        self._handles: list[RemovableHandle] = []
+        self._active: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> "RoutingReplay":
-        if self._handles:
+        if self._active is not None:
             raise RuntimeError("this RoutingReplay is already active")
+        context = replaced(self.routers, "selection", self._change)
+        context.__enter__()
+        self._active = context
         self._ran.clear()
-        self._handles = attach(self.routers, self._hook)
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
-        remove(self._handles)
+    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
+        if self._active is not None:
+            context, self._active = self._active, None
+            context.__exit__(error, *rest)
         missing = [router.site.name for layer, router in enumerate(self.routers) if layer not in self._ran]
         if missing and error is None:
             raise RuntimeError(f"routers that did not run inside RoutingReplay, so nothing was replayed: {missing}")
 
-    def _hook(self, layer: int, router: ReplaceableRouter) -> Hook:
-        def replace(module: nn.Module, args: Any, output: Any) -> Any:
+    def _change(self, layer: int, router: ReplaceableRouter) -> Replace:
+        def replay(output: Any) -> Any:
             logits, _, live = output
             recorded = self._selected[layer].to(live.device)
             check_tokens("selected", recorded, logits.shape[0], f"the forward (logits of {router.site.name})")
             self._ran.add(layer)
             return router.replace(output, logits, replayed_selection(recorded, live))
 
-        return replace
+        return replay
 
 
 @dataclass
 class SelectionTrace:
-    """Experts that the routers selected in the last forward; stored by layer, so a recompute changes nothing."""
+    """Experts that the routers selected in the last forward, by layer."""
 
     count: int
     layers: dict[int, Tensor] = dataclass_field(default_factory=dict)
@@ -112,6 +119,8 @@ class SelectionTrace:
 def record_selection(model: nn.Module) -> Iterator[SelectionTrace]:
     """Record the experts that a forward selects, those of a surrounding intervention included.
 
+    Forwards in other threads, and copies of the model, are not recorded; of several forwards the last one is.
+
     Raises:
         ValueError: if the model has no router.
         NotImplementedError: if the selection of a router of the model cannot be replaced.
@@ -130,16 +139,20 @@ def record_selection(model: nn.Module) -> Iterator[SelectionTrace]:
     torch.Size([6, 1, 2])
     """
     routers = replaceable_routers(model)
-    trace = SelectionTrace(len(routers))
+    trace, thread = SelectionTrace(len(routers)), threading.get_ident()
 
-    def hook(layer: int, router: ReplaceableRouter) -> Hook:
+    def keeper(layer: int) -> Observe:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
+            if in_backward() or not acts_here(thread):
+                return
+            if layer in trace.layers:  # the next forward, which must not mix with one that was broken off
+                trace.layers.clear()
             trace.layers[layer] = output[2].detach().long()
 
         return keep
 
-    handles = attach(routers, hook, first=False)
+    attached = [wire(router.site.module).observe(keeper(layer)) for layer, router in enumerate(routers)]
     try:
         yield trace
     finally:
-        remove(handles)
+        remove(attached)

@@ -1,12 +1,13 @@
 """The summary of expert selection, read off the routers of a Hugging Face model while it runs."""
 
+import threading
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from moe_routing.adapters.routers import RouterSite, find_routers
+from moe_routing.adapters.wiring import Attached, Observe, acts_here, in_backward, wire
 from moe_routing.fields import check_ids, check_tokens
 from moe_routing.metrics import entropy_
 from moe_routing.router import router_log_probs
@@ -87,19 +88,23 @@ class SummaryRecorder:
         check_ids("field", self.field, labels.shape[0], f"labels of shape {tuple(labels.shape)}")
         self._observer = SelectionObserver(self.field, labels.shape[0])
         self._source_output: dict[int, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
+        self._attached: list[Attached] = []
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> "SummaryRecorder":
+        if self._attached:
+            raise RuntimeError("this SummaryRecorder is already active")
+        self._thread = threading.get_ident()
         for layer, site in enumerate(self.routers):
             if site.source is not None:
-                self._handles.append(site.source.register_forward_hook(self._source_hook(layer)))
-            self._handles.append(site.module.register_forward_hook(self._router_hook(layer, site)))
+                self._attached.append(wire(site.source).observe(self._source_hook(layer)))
+            self._attached.append(wire(site.module).observe(self._router_hook(layer, site)))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for attached in self._attached:
+            attached.remove()
+        self._attached.clear()
         self._source_output.clear()
 
     @property
@@ -111,19 +116,28 @@ class SummaryRecorder:
         owner = field_owner(self.field, self.trajectory, self.labels.shape[0])
         return RoutingSummary.from_fields(self._observer.selection(), self.labels, owner)
 
-    def _source_hook(self, layer: int) -> Any:
+    def _looks(self) -> bool:
+        # What runs again in a backward pass was counted when it ran first.
+        return acts_here(self._thread) and not in_backward()
+
+    def _source_hook(self, layer: int) -> Observe:
         def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            self._source_output[layer] = output.detach()
+            if self._looks():
+                self._source_output[layer] = output.detach()
 
         return keep
 
-    def _router_hook(self, layer: int, site: RouterSite) -> Any:
+    def _router_hook(self, layer: int, site: RouterSite) -> Observe:
         def after(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._looks():
+                return
             logits = site.logits(output) if site.source is None else self._source_output.pop(layer)
             flat = logits.detach().reshape(-1, logits.shape[-1])
             check_tokens("field", self.field, flat.shape[0], f"the logits of {site.name} {tuple(logits.shape)}")
             log_probs = router_log_probs(flat, site.activation)
             entropy = entropy_(log_probs.exp(), log_probs)
+            if layer in self._observer.layers:  # the next forward, which must not mix with one that was broken off
+                self._observer.layers.clear()
             self._observer(layer, site.selected(output, logits), entropy, log_probs.shape[-1])
 
         return after

@@ -1,21 +1,31 @@
 """Families whose router returns ``(logits, weights, indices)`` that its block uses as they are, and their formula.
 
-Only there can a hook on the router replace the selection. The formula of each is checked bitwise against its router.
+Only there does the router's output decide what the experts receive. Each formula is checked bitwise against its router.
 """
 
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from moe_routing.adapters.routers import RouterSite, find_routers
+from moe_routing.adapters.wiring import (
+    Attached,
+    Replace,
+    Role,
+    acts_here,
+    check_free,
+    in_backward,
+    in_reentrant_checkpoint,
+    wire,
+)
 from moe_routing.interventions import Scoring, selected_weights
-
-Hook = Callable[[nn.Module, Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,11 @@ class WeightRule:
         return selected_weights(logits, selected, scoring=self.scoring, renormalise=renormalise, scale=scale)
 
 
+RECOMPUTED_OUTSIDE = (
+    "reentrant checkpointing runs the routers again in the backward pass, which did not run inside this context: there "
+    "they will route on their own, and the gradient will be that of another selection"
+)
+
 _FAMILIES: dict[WeightRule, str] = {
     WeightRule("softmax"): "qwen2_moe qwen3_moe qwen3_next qwen4_exp olmoe flex_olmo mellum qwen3_omni_moe",
     WeightRule("softmax", True): "qwen3_5_moe qwen3_vl_moe mixtral minimax hunyuan_v1_moe",
@@ -55,7 +70,7 @@ WEIGHT_RULES: dict[str, WeightRule] = {name: rule for rule, names in _FAMILIES.i
 
 @dataclass(frozen=True)
 class ReplaceableRouter:
-    """A router whose weights and indices a forward hook may replace."""
+    """A router whose weights and indices may be replaced in its output."""
 
     site: RouterSite
     rule: WeightRule
@@ -96,18 +111,48 @@ def stacked(layers: dict[int, Tensor], count: int) -> Int[Tensor, "tokens layers
     return torch.stack([layers[layer] for layer in range(count)], dim=1)
 
 
-def attach(
-    routers: list[ReplaceableRouter], hook: Callable[[int, ReplaceableRouter], Hook], first: bool = True
-) -> list[RemovableHandle]:
-    """Put a forward hook on every router, before those of others: they are to see the replaced selection."""
-    return [
-        router.site.module.register_forward_hook(hook(layer, router), prepend=first)
+@contextmanager
+def replaced(
+    routers: list[ReplaceableRouter], role: Role, change: Callable[[int, ReplaceableRouter], Replace]
+) -> Iterator[None]:
+    """Replace the output of every router in the forwards of this thread, before any hook on it runs.
+
+    Warns:
+        RuntimeWarning: at the end, if reentrant checkpointing will run a router again after it.
+
+    Raises:
+        RuntimeError: if another context replaces the same part of the output; then nothing is attached.
+    """
+    for router in routers:
+        check_free(router.site.module, role)
+    thread, waiting = threading.get_ident(), set[int]()
+
+    def within(layer: int, replace: Replace) -> Replace:
+        def run(output: Any) -> Any:
+            if not acts_here(thread):
+                return output
+            if in_backward():
+                waiting.discard(layer)
+            elif in_reentrant_checkpoint():
+                waiting.add(layer)
+            return replace(output)
+
+        return run
+
+    attached = [
+        wire(router.site.module).replace(role, within(layer, change(layer, router)))
         for layer, router in enumerate(routers)
     ]
+    try:
+        yield
+    finally:
+        remove(attached)
+    if waiting:
+        warnings.warn(RECOMPUTED_OUTSIDE, RuntimeWarning, stacklevel=4)
 
 
-def remove(handles: list[RemovableHandle]) -> None:
-    """Remove the hooks and forget them."""
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+def remove(attached: list[Attached]) -> None:
+    """Take everything off and forget it."""
+    for one in attached:
+        one.remove()
+    attached.clear()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from moe_routing import expert_tiers
-from moe_routing.adapters import low_rank, replay, weights
+from moe_routing import expert_tiers, low_rank_mix
+from moe_routing.adapters import low_rank, weights
 from moe_routing.adapters.consensus import consensus_likelihood, fixed_consensus
 from moe_routing.adapters.families import FAMILIES as KNOWN
 from moe_routing.adapters.low_rank import low_rank_router
@@ -16,6 +16,7 @@ from moe_routing.adapters.replay import RoutingReplay, record_selection
 from moe_routing.adapters.transformers import RoutingControl
 from moe_routing.adapters.weights import WEIGHT_RULES, WeightRule, replaceable_routers
 from tests.moe_routing.adapters import steering
+from tests.moe_routing.adapters.contexts import foreign
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
 FAMILIES = sorted(WEIGHT_RULES)
@@ -34,12 +35,6 @@ def own_selection(model):
     with torch.no_grad(), record_selection(model) as trace:
         steering.forward(model, steering.tokens())
     return trace.selected
-
-
-def foreign(k=2, layers=2, seed=3):
-    """Experts that no router asked for."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(TOKENS, layers, 8, generator=generator).argsort(-1)[..., :k]
 
 
 def depth(model):
@@ -251,14 +246,35 @@ def test_low_rank_router_ties_within_groups_and_fills_ranks(family):
         with low_rank_router(model, 3), record_selection(model) as trace:
             sites = active_sites(RoutingReplay(model, foreign()))
             _, seen = steering.capture(model, sites)
-            for site in sites.routers:
-                assert int(torch.linalg.matrix_rank(site.module.weight.double(), rtol=1e-6)) <= 3
         for layer, (_, (logits, got, _)) in enumerate(seen):
             assert logits.unique(dim=1).shape[1] <= 3
+            assert int(torch.linalg.matrix_rank(logits, rtol=1e-6)) <= 3
             assert torch.allclose(got[:, :1], got)  # k=2 fits into the best group, whose members weigh the same
             first = trace.selected[:, layer, 0]
             assert torch.equal(trace.selected[:, layer, 1], first + 1)
             assert set(first.tolist()) <= {0, 3, 6}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_low_rank_is_the_router_with_its_rows_mixed(family):
+    """Logits, scores and the gradient of the weight are those of a router that owns the mixed rows."""
+    model, mixed = ungrouped(family), ungrouped(family)
+    for router in replaceable_routers(mixed):
+        rows = (*router.site.module.parameters(), *router.site.module.buffers())
+        with torch.no_grad():
+            for tensor in rows:
+                tensor.copy_(low_rank_mix(tensor, 3))
+    with low_rank_router(model, 3), record_selection(model) as trace:
+        loss, gradients = run(model)
+    with RoutingReplay(mixed, trace.selected):  # there rounding breaks the ties
+        want_loss, want = run(mixed)
+    # The routers themselves compute their scores, and some their logits, in float32.
+    assert torch.allclose(loss, want_loss, rtol=1e-6)
+    routers = {f"{r.site.name}.{n}" for r in replaceable_routers(mixed) for n, _ in r.site.module.named_parameters()}
+    want = {name: low_rank_mix(g, 3) if name in routers else g for name, g in want.items()}
+    assert steering.relative_error(gradients, want) < 1e-5
+    group = trace.selected[:, 0] * 3 // 8  # further up the ties that were broken otherwise have their effect
+    assert torch.equal(group, own_selection(mixed)[:, 0] * 3 // 8)
 
 
 def test_as_many_groups_as_experts_changes_nothing():
@@ -269,17 +285,15 @@ def test_as_many_groups_as_experts_changes_nothing():
 
 
 def test_low_rank_refuses_group_limits_and_bad_sizes():
-    hidden = pytest.raises(NotImplementedError, match=r"HunYuanMoEV1\w+ holds no weight of its own")
-    with hidden, low_rank_router(tiny_model("hunyuan_v1_moe"), 1):
-        pass
     model = tiny_model("deepseek_v3")
     before = fingerprint(model)
     limited = pytest.raises(NotImplementedError, match="DeepseekV3TopkRouter selects within 1 of 2 groups")
     with limited, low_rank_router(model, 1):
         pass
     for arguments in ({"num_groups": 9}, {"num_groups": 2, "num_ranks": 3}):
-        with pytest.raises(ValueError, match="num_experts=8"), low_rank_router(ungrouped("qwen3_moe"), **arguments):
-            pass
+        free = ungrouped("qwen3_moe")
+        with pytest.raises(ValueError, match="num_experts=8"), low_rank_router(free, **arguments):
+            steering.forward(free, steering.tokens())
     assert_restored(before, model)
 
 
@@ -344,7 +358,7 @@ def test_detached_weights_fail_the_bitwise_check(monkeypatch):
 
 
 def test_a_replay_that_leaves_its_hooks_fails_the_restoration_check(monkeypatch):
-    monkeypatch.setattr(replay, "remove", lambda handles: None)
+    monkeypatch.setattr(weights, "remove", lambda attached: None)
     with pytest.raises(AssertionError):
         test_every_context_restores_the_model_after_an_exception("qwen3_moe")
 
