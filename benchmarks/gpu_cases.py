@@ -41,7 +41,8 @@ class Call:
     control: Tensor
     selected: Tensor
     num_pairs: Tensor
-    lambda_token: float
+    lambda_token: float | Tensor
+    lambda_turn: float | Tensor = LAMBDA_TURN
     activation: str = "softmax"
     target: str = "previous_topk"
     rho: bool = True
@@ -55,8 +56,7 @@ class Call:
 
     def keywords(self) -> dict[str, Any]:
         """Every argument after the two positional ones."""
-        given = {name: value for name, value in vars(self).items() if name not in ("logits", "grad_in")}
-        return given | {"lambda_turn": LAMBDA_TURN}
+        return {name: value for name, value in vars(self).items() if name not in ("logits", "grad_in")}
 
     def rows(self, start: int, stop: int) -> "Call":
         """The same call on some of the tokens; exact where no field reaches over either end."""

@@ -11,7 +11,6 @@ from benchmarks.gpu_cases import ROUTERS, Call, Router, make_call, whole_fields
 Gradient = Callable[[Call], Tensor]
 IntoMemory = Callable[[Call, Tensor], Tensor]
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-FAR = 2**31  # elements that 32 bits cannot count
 CHUNK = 65536  # tokens whose float64 reference is held at one time
 
 
@@ -167,9 +166,17 @@ def _twists(device: str, tokens: int) -> Iterator[Check]:
     yield Check("closed gate on the device", lambda: gated(torch.bfloat16), still=True)
     yield Check("closed gate", lambda: replace(ugly_rows(plain()), gate=0.0), still=True)
     yield Check("half open gate on the device", lambda: replace(plain(), gate=torch.full((), 0.5, device=device)))
+    yield Check("all numbers on the device", lambda: on_device(plain()))
     yield Check("columns apart and rows padded", lambda: apart(plain()))
     yield Check("storage off by one element", lambda: _unaligned(plain(torch.bfloat16)))
     yield Check("32-bit ids", lambda: _short_ids(plain()))
+
+
+def on_device(call: Call) -> Call:
+    """The same weights and gate as tensors beside the logits, next to each other in memory."""
+    names = ("gate", "lambda_turn", "lambda_token")
+    values = torch.tensor([float(getattr(call, name)) for name in names], device=call.logits.device)
+    return replace(call, **dict(zip(names, values, strict=True)))
 
 
 def _one_field(device: str, tokens: int) -> Call:
@@ -218,19 +225,3 @@ def _unaligned(call: Call) -> Call:
 
 def _short_ids(call: Call) -> Call:
     return replace(call, field=call.field.int(), selected=call.selected.int(), num_pairs=call.num_pairs.int())
-
-
-def beyond_int32(kernel: Gradient, device: str, period: int = 65536) -> Outcome:
-    """More than 2**31 elements: one call's rows over and over must give one result over and over, bit for bit.
-
-    Ids recur with the data, so that each field's maximum is the same, and no pair crosses from one copy to the next.
-    """
-    router = ROUTERS[2]
-    once = make_call(router, period, torch.bfloat16, device)
-    copies = FAR // (period * router.experts) + 2
-    names = ("logits", "grad_in", "field", "selected")
-    many = replace(once, **{n: getattr(once, n).repeat(copies, *[1] * (getattr(once, n).dim() - 1)) for n in names})
-    found, expected = kernel(many), kernel(once)
-    same = all(bool(same_bits(part, expected).all()) for part in found.view(copies, *expected.shape))
-    size = f"{many.size[0]}×{router.experts}, {found.numel() / 2**31:.2f}·2³¹ elements"
-    return Outcome("beyond 2³¹ elements", size, 0.0, 1.0, "" if same else "rows far down differ from the first ones")

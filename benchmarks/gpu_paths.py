@@ -44,6 +44,22 @@ def configuration(number: int | None) -> Iterator[None]:
             tuner.configs = configs
 
 
+def kernel_counting(call: Call) -> Callable[[], Tensor]:
+    """The same as a router's backward pass calls it, adding up the share of the injection that survives rounding.
+
+    In one configuration that suits all routers: launches are counted here, and tuning would take time from the times.
+    """
+    from moe_routing.fused import fused_router_gradient, survival_sums
+
+    sums = survival_sums(call.logits.device)
+
+    def run() -> Tensor:
+        with configuration(-1):
+            return fused_router_gradient(call.logits, call.grad_in, **call.keywords(), survival=sums)[0]
+
+    return run
+
+
 def eager(call: Call) -> Tensor:
     """PyTorch, operation by operation, without those checks either."""
     return _pytorch(call.logits, call.grad_in, **call.keywords())

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import ROUTERS, Call, Router, make_call
+from benchmarks.gpu_checks import on_device
 from benchmarks.gpu_figure import Timing
-from benchmarks.gpu_paths import Compiled, eager, kernel
+from benchmarks.gpu_paths import Compiled, eager, kernel, kernel_counting
 from benchmarks.gpu_timing import Budget, Clock, hidden_wait, launches, told
 
 DTYPES = (torch.bfloat16, torch.float32)
+COUNTING = "kernel, with survival and all numbers on the device"
 LAMBDA_TOKEN = 1e4  # one value for all sizes: a new one would make torch.compile compile again
 SECONDS = 0.6  # of rounds at each size
 BYTES_AT_PEAK = 14 * 4  # of eager PyTorch for each logit, roughly
@@ -74,7 +76,7 @@ class Race:
             figures = (timed.time(name), call.floor_bytes(), timed.ratio(name, "kernel"))
             self.timings.append(Timing(*shape, name, *figures))
         if counting:
-            self._count(f"{router.name}, {_short(dtype)}, {tokens} tokens", candidates)
+            self._count(f"{router.name}, {_short(dtype)}, {tokens} tokens", call, candidates)
 
     def _candidates(self, call: Call) -> dict[str, Callable[[], Tensor]]:
         source = torch.empty(call.floor_bytes() // 2, dtype=torch.uint8, device=self.device).random_()
@@ -87,8 +89,9 @@ class Race:
         compiled = self.compiled(call)
         return candidates | ({"torch.compile": lambda: compiled(call)} if compiled else {})
 
-    def _count(self, shape: str, candidates: dict[str, Callable[[], Tensor]]) -> None:
-        for name, candidate in candidates.items():
+    def _count(self, shape: str, call: Call, candidates: dict[str, Callable[[], Tensor]]) -> None:
+        counting = {COUNTING: kernel_counting(on_device(call))}
+        for name, candidate in (counting | candidates).items():
             if name != "copy":
                 host = self.clock.host_seconds(candidate)
                 names = launches(candidate) if self.clock.on_gpu else None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.gpu_checks import Outcome
 from benchmarks.gpu_figure import Timing
-from benchmarks.gpu_race import Launches, Race
+from benchmarks.gpu_race import COUNTING, Launches, Race
 from benchmarks.speed import Aim, spread
 from benchmarks.timing import Spread
 
@@ -96,15 +96,15 @@ def aim_table(timings: Sequence[Timing], found: Sequence[Launches]) -> str:
             else:
                 rows.append(f"| {shape}, {largest} tokens: {what} | ≥ {bound:g} | not measured | |")
     for row in found:
-        if row.candidate == "kernel":
-            name = f"{row.shape}: launches"
+        if row.candidate in ("kernel", COUNTING):
+            name = f"{row.shape}, {row.candidate}: launches"
             if row.names is None:
                 rows.append(f"| {name} | ≤ 2 | not counted | |")
             else:
                 count = float(len(row.names))
                 rows.append(Aim(name, Spread(count, count, count), 2, at_least=False).row())
             met = "**missed**" if row.wait else "met"
-            rows.append(f"| {row.shape}: waits for the GPU | none | {row.wait or 'none'} | {met} |")
+            rows.append(f"| {row.shape}, {row.candidate}: waits for the GPU | none | {row.wait or 'none'} | {met} |")
     return "\n".join(["| | aim | found | |", "| --- | --- | --- | --- |", *rows])
 
 

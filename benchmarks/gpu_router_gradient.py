@@ -25,7 +25,8 @@ if __package__ in (None, ""):  # run as a file: its own folder is on the path, a
 
 import torch
 
-from benchmarks.gpu_checks import Check, Outcome, beyond_int32, checks, run_check
+from benchmarks.gpu_again import beyond_int32, cuda_graph, replayed
+from benchmarks.gpu_checks import Check, Outcome, checks, run_check
 from benchmarks.gpu_figure import draw, write_csv
 from benchmarks.gpu_paths import configuration, eager, kernel, kernel_into
 from benchmarks.gpu_prepare import jobs, prepare
@@ -110,6 +111,8 @@ def _outcomes(device: str, scale: str, budget: Budget) -> Iterator[Outcome]:
             began = time.monotonic()
             yield _outcome(check.name, lambda check=check: _held(check))
             longest = max(longest, time.monotonic() - began)
+    if device == "cuda" and limit.allows("check: captured in a CUDA graph", longest):
+        yield _outcome("captured in a CUDA graph", lambda: replayed(kernel, cuda_graph, device))
     if 0 < free < FAR_ROWS_NEED:
         budget.left_out.append(f"check: beyond 2³¹ elements needs 32 GiB, {free / 2**30:.0f} are free")
     elif scale == "full" and limit.allows("check: beyond 2³¹ elements", 5 + longest):

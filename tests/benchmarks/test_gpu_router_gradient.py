@@ -14,9 +14,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_checks, gpu_figure, gpu_paths, gpu_prepare, gpu_report, gpu_router_gradient, gpu_timing
+from benchmarks import (
+    gpu_again,
+    gpu_checks,
+    gpu_figure,
+    gpu_paths,
+    gpu_prepare,
+    gpu_report,
+    gpu_router_gradient,
+    gpu_timing,
+)
 from benchmarks.gpu_cases import ROUTERS, Router, make_call, whole_fields
-from benchmarks.gpu_checks import Check, checks, run_check, ugly_rows
+from benchmarks.gpu_checks import Check, Outcome, checks, run_check, ugly_rows
 from benchmarks.gpu_figure import Timing
 from benchmarks.gpu_race import Launches, Race
 from benchmarks.gpu_timing import Budget
@@ -188,7 +197,7 @@ def test_floor_counts_two_readings_of_the_gradient_with_rho():
 
 
 def test_rows_far_down_are_compared_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(gpu_checks, "ROUTERS", (SMALL, SMALL, Router("wide", 2**20, 2, "softmax")))
+    monkeypatch.setattr(gpu_again, "ROUTERS", (SMALL, SMALL, Router("wide", 2**20, 2, "softmax")))
 
     def kernel(call):
         return call.grad_in.clone()
@@ -199,9 +208,47 @@ def test_rows_far_down_are_compared_bit_for_bit(monkeypatch):
             result[-1, 0] += call.size[0] > 4
             return result
 
-    monkeypatch.setattr(gpu_checks, "FAR", 2**22)
-    assert gpu_checks.beyond_int32(kernel, "cpu", period=2).problem == ""
-    assert gpu_checks.beyond_int32(Wrong(), "cpu", period=2).problem != ""
+    monkeypatch.setattr(gpu_again, "FAR", 2**22)
+    assert gpu_again.beyond_int32(kernel, "cpu", period=2).problem == ""
+    assert gpu_again.beyond_int32(Wrong(), "cpu", period=2).problem != ""
+
+
+def test_a_replay_is_compared_with_a_new_call():
+    """A graph that goes on with what it was captured with is noticed, be it the gradients or the weights."""
+
+    def capture(call):
+        found = call().clone()
+        return found, lambda: found.copy_(call())
+
+    assert gpu_again.replayed(gpu_paths.eager, capture, "cpu", tokens=64).problem == ""
+    assert gpu_again.replayed(gpu_paths.eager, capture, "cpu", tokens=64).changed > 0.3
+    stale = gpu_again.replayed(gpu_paths.eager, lambda call: (call(), lambda: None), "cpu", tokens=64)
+    assert stale.problem == "a replay differs from a call"
+
+    class Highest:
+        """Keeps the highest norm of all calls, as memory does that no replay clears."""
+
+        def __init__(self):
+            self.norm, self.replays = 0.0, False
+
+        def __call__(self, call):
+            norm = float(call.grad_in.double().norm())
+            self.norm = max(self.norm, norm)
+            return call.grad_in * (norm / (self.norm if self.replays else norm))
+
+    kernel = Highest()
+
+    def as_captured(call):
+        found = call().clone()
+
+        def replay():
+            kernel.replays = True
+            found.copy_(call())
+            kernel.replays = False
+
+        return found, replay
+
+    assert gpu_again.replayed(kernel, as_captured, "cpu", tokens=64).problem == "a replay differs from a call"
 
 
 def test_full_list_of_checks_has_all_kinds():
@@ -233,8 +280,8 @@ def test_aims_and_the_size_from_which_bandwidth_rules():
     bad = gpu_report.aim_table(timings(0.5), [replace(launched[0], names=["a", "b", "c"], wait="item()")])
     assert bad.count("**missed**") == 3
     blind = gpu_report.aim_table(timings(0.9), [replace(launched[0], names=None)])
-    assert "small: launches | ≤ 2 | not counted | |" in blind
-    assert "small: waits for the GPU | none | none | met |" in blind
+    assert "small, kernel: launches | ≤ 2 | not counted | |" in blind
+    assert "small, kernel: waits for the GPU | none | none | met |" in blind
     assert "from 10000 tokens on" in gpu_report.where_bandwidth_rules(timings(0.9))
     assert "at none of the sizes up to 100000" in gpu_report.where_bandwidth_rules(timings(0.5))
 
@@ -246,8 +293,13 @@ def test_budget_names_what_it_leaves_out():
     assert budget.left_out == ["second"]
 
 
+def without_kernel(monkeypatch, kernel=gpu_paths.eager):
+    monkeypatch.setattr("benchmarks.gpu_race.kernel", kernel)
+    monkeypatch.setattr("benchmarks.gpu_race.kernel_counting", lambda call: lambda: kernel(call))
+
+
 def test_race_stops_when_time_is_up_and_survives_a_compiler_that_fails(monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu_race.kernel", gpu_paths.eager)
+    without_kernel(monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda function, **options: lambda *arguments, **keywords: 1 / 0)
     race = Race("cpu", Budget(60), with_compile=True)
     race.run((8, 4))
@@ -279,7 +331,7 @@ def test_one_size_that_fails_is_named_and_the_others_are_timed(monkeypatch):
             raise RuntimeError
         return gpu_paths.eager(call)
 
-    monkeypatch.setattr("benchmarks.gpu_race.kernel", breaks)
+    without_kernel(monkeypatch, breaks)
     race = Race("cpu", Budget(60), with_compile=False)
     race.run((8, 4))
     assert len({(t.router, t.dtype, t.tokens) for t in race.timings}) == 10
@@ -297,10 +349,11 @@ def on_a_gpu(monkeypatch):
     few = [Check("few", lambda: make_call(SMALL, 20, torch.float32, "cpu")), Check("bad", lambda: 1 / 0)]
     monkeypatch.setattr(gpu_router_gradient, "checks", lambda *arguments, **options: few)
     monkeypatch.setattr(gpu_router_gradient, "kernel_into", lambda call, out: out.copy_(gpu_paths.eager(call)))
-    monkeypatch.setattr("benchmarks.gpu_race.kernel", gpu_paths.eager)
+    without_kernel(monkeypatch)
     monkeypatch.setattr(gpu_router_gradient, "Race", lambda device, *rest, **options: Race("cpu", *rest, **options))
     monkeypatch.setattr(gpu_router_gradient, "TIMED", {"full": (8, 4)})
     monkeypatch.setattr(gpu_router_gradient, "beyond_int32", lambda kernel, device: few[0])
+    monkeypatch.setattr(gpu_router_gradient, "replayed", lambda *arguments: Outcome("again", "", 0.0, 1.0, ""))
 
 
 def test_what_fails_does_not_keep_the_rest_from_the_report(on_a_gpu, monkeypatch, tmp_path, capsys):
@@ -313,7 +366,7 @@ def test_what_fails_does_not_keep_the_rest_from_the_report(on_a_gpu, monkeypatch
     assert "nothing was compiled ahead of time: MemoryError" in capsys.readouterr().out
     text = (tmp_path / "router_gradient.md").read_text(encoding="utf-8")
     for expected in (
-        "3 checks against float64 before anything was timed, **2 failed**",
+        "4 checks against float64 before anything was timed, **2 failed**",
         "ZeroDivisionError: division by zero",
         "| beyond 2³¹ elements |  | nan | 0.00 | **MemoryError** |",
         "| Qwen3-Next | float32 | 8 | kernel |",
@@ -434,6 +487,11 @@ def test_launches_are_what_the_device_ran(device, monkeypatch):
 
     monkeypatch.setattr("torch.profiler.profile", Profile)
     assert gpu_timing.launches(lambda: None) == ["Memset", "_inject"]
+    kernels = [event for event in events if event.name == "_inject"]
+    tries = iter([[], events, kernels])
+    monkeypatch.setattr(Profile, "events", lambda self: next(tries))
+    assert gpu_timing.launches(lambda: None) == ["_inject"], "neither what was lost nor a fill for hundreds of calls"
+    monkeypatch.setattr(Profile, "events", lambda self: events)
     events.clear()
     assert gpu_timing.launches(lambda: None) is None, "no event is no count of 0, which would meet every aim"
 
