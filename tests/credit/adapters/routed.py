@@ -5,7 +5,9 @@ import os
 
 import torch
 from datasets import Dataset
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers.distributed import DistributedConfig
 from trl import GRPOConfig
 
 import moe_routing as mr
@@ -62,6 +64,19 @@ def tiny_moe(tokenizer, adapter=False):
     return get_peft_model(model, lora)
 
 
+def spread_moe(folder):
+    """The model that lies in ``folder``, on two ranks: its experts by expert, the rest and the rows as FSDP does."""
+    layout = DistributedConfig(fsdp_size=2, ep_size=2)
+    return Qwen3MoeForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="batched_mm", distributed_config=layout
+    )
+
+
+def whole(gradient):
+    """The gradient itself, put together if it lies on several ranks."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
+
+
 class Gradients(TrainerCallback):
     """Keeps the gradient of every optimizer step."""
 
@@ -70,20 +85,31 @@ class Gradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         model = getattr(model, "module", model)
-        self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        self.steps.append({name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
 
 
 def length(completion_ids, **_):
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def train(tokenizer, folder, routing=None, ranks=1, scripted=True, adapter=False, prompts=2, resume=None, **changes):
+def train(
+    tokenizer,
+    folder,
+    routing=None,
+    ranks=1,
+    scripted=True,
+    adapter=False,
+    prompts=2,
+    resume=None,
+    model=None,
+    **changes,
+):
     """Train one step; the trainer, its scored batches, the gradients of each step, and the hook.
 
     Without ``scripted`` rollouts the model itself generates; ``resume`` is a checkpoint to go on from.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    model = tiny_moe(tokenizer, adapter)
+    model = tiny_moe(tokenizer, adapter) if model is None else model
     rewards = {"tool": [tool_reward], "summary": [summary_reward]}
     questions = ["Weather?", "What is the weather in Oslo today?", "Sunny?", "Is it sunny in Oslo?"][:prompts]
     rows = [{"prompt": [{"role": "user", "content": q}], "index": i} for i, q in enumerate(questions)]
@@ -228,5 +254,10 @@ def of_rank(tokenizer, folder, ranks):
     _, _, (plain,), _ = train(tokenizer, folder, ranks=ranks)
     trainer, _, (routed,), _ = train(tokenizer, folder, STRONG, ranks=ranks)
     log = {k: v for k, v in trainer.state.log_history[0].items() if k.startswith("routing/")}
-    whole, rest = (four_steps(tokenizer, folder / "resumed", ranks, at) for at in (None, "checkpoint-2"))
-    return {"injected": difference(routed, plain), "log": log, "whole": whole, "resumed": rest}
+    first, rest = (four_steps(tokenizer, folder / "resumed", ranks, at) for at in (None, "checkpoint-2"))
+    if torch.distributed.get_rank() == 0:
+        tiny_moe(tokenizer).save_pretrained(folder / "model")
+    torch.distributed.barrier()
+    _, _, (spread,), _ = train(tokenizer, folder, STRONG, ranks=ranks, model=spread_moe(folder / "model"))
+    injected, spread = (difference(steered, plain) for steered in (routed, spread))
+    return {"injected": injected, "spread": spread, "log": log, "whole": first, "resumed": rest}

@@ -348,6 +348,7 @@ def test_two_ranks_inject_what_one_does(two, plain, steered):
     want = run.difference(gradient, plain)
     for result in (rank["routing"] for rank in two):
         assert_close(result["injected"], want)
+        assert_close(result["spread"], want)  # experts that lie on two ranks, each of which has rows of its own
         one = {key: value for key, value in trainer.state.log_history[0].items() if key.startswith("routing/")}
         assert result["log"].keys() == one.keys() >= {"routing/load_cv", "routing/specialization_gap_tool"}
         own = {"routing/survived"}  # of this rank
