@@ -1,7 +1,8 @@
 """Measure and steer expert selection in mixture-of-experts models."""
 
-from moe_routing.api_names import code_api_names, tool_call_names
+from moe_routing.api_names import tool_call_names
 from moe_routing.balance import LoadBalance, load_balancing_loss, router_z_loss
+from moe_routing.code_names import code_api_names
 from moe_routing.consensus import consensus_agreement, consensus_experts, consensus_overlap
 from moe_routing.fields import FieldKind, count_fields, count_pairs, field_ids
 from moe_routing.gate import EntropyGate

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from moe_routing.api_names import code_api_names, tool_call_names
+from moe_routing.api_names import tool_call_names
+from moe_routing.code_names import code_api_names
 
 Turn = str | Mapping[str, Any] | Sequence[Any] | None
 NameReader = Callable[[Turn], list[str]]
@@ -58,7 +59,7 @@ class OperationRules:
 
     @classmethod
     def tool_calls(cls) -> "OperationRules":
-        """Rules for JSON tool calls, by the first verb of the tool's name, wherever the service's name stands.
+        """Rules for tool calls, by the first verb of the tool's name, wherever the service's name stands.
 
         >>> OperationRules.tool_calls()('<tool_call>{"name": "gmail_search_deleted", "arguments": {}}</tool_call>')
         ('read',)

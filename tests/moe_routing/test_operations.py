@@ -79,6 +79,19 @@ TOOL_CALL_TRAJECTORY = [
     ({"role": "assistant", "tool_calls": [{"function": {"name": "finishTask"}}]}, ("complete",)),
     ('{"tool_name": "calendar__create_event", "parameters": {}}', ("create",)),
     ('[{"name": "search"}, {"name": "delete_search_filter"}]', ("delete", "read")),
+    (
+        "<think>a plan</think><tool_call>\n<function=delete_row>\n<parameter=note>\n<tool_call><function=get_row>\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=send_mail>\n</function>\n</tool_call>",
+        ("create", "delete"),
+    ),
+    ("<tool_call><function=get_a></function><function=delete_b></function></tool_call>", ("delete", "read")),
+    ("<think><tool_call><function=delete_b></function></tool_call></think>none", ()),
+    (
+        "<tool_call><function=send_a><parameter=s><think></parameter></function></tool_call>"
+        "<tool_call><function=get_b></function></tool_call>",
+        ("create", "read"),
+    ),
+    ("<tool_call><function=get_a><parameter=cut off", ("read",)),
     ('<tool_call>{"name": </tool_call>', ()),
     ("<tool_call>{}</tool_call>", ()),
     ("All done, nothing to call.", ()),
@@ -182,6 +195,11 @@ def test_hostile_code_never_raises(code):
     assert all(isinstance(name, str) for name in code_api_names(code))
 
 
+@pytest.mark.parametrize("inside", ["apis.a.get()", "apis.a.get", "f(apis.a.get)"])
+def test_nested_assignments_are_read_once_each(inside):
+    assert code_api_names("(b := " * 60 + inside + ")" * 60) == ["a.get"]
+
+
 def test_code_too_deep_to_walk_is_searched_instead():
     assert code_api_names("apis.a.get()" + " + 1" * 20_000) == ["a.get"]
     assert code_api_names("x = '\\d'; apis.a.get()") == ["a.get"]
@@ -197,6 +215,10 @@ def test_very_long_names_are_matched_in_linear_time():
 )
 def test_hostile_calls_never_raise(text):
     assert tool_call_names(text) == []
+
+
+def test_calls_that_never_end_are_read_in_linear_time():
+    assert tool_call_names("<tool_call><function=a>" * 100_000) == ["a"]
 
 
 def test_other_types_are_errors():
