@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def statistics_dtype(tensor: Shaped[Tensor, "..."]) -> torch.dtype:
@@ -30,9 +31,15 @@ def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[T
     return torch.where(mask, values, values.new_zeros(()))
 
 
-def bit_mask(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Shaped[Tensor, "..."]:
-    """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`."""
-    return mask.to({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).neg_()
+def bit_mask(
+    mask: Bool[Tensor, "..."], dtype: torch.dtype, *, out: Float[Tensor, "..."] | None = None
+) -> Shaped[Tensor, "..."]:
+    """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`.
+
+    With ``out``, numbers of that dtype, in their memory.
+    """
+    integer = _INTEGERS[dtype.itemsize]
+    return (mask.to(integer) if out is None else out.view(integer).copy_(mask)).neg_()
 
 
 def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -46,6 +53,18 @@ def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Te
     """
     values.view(bits.dtype).bitwise_and_(bits)
     return values
+
+
+def flag_bits_(flags: Float[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """:func:`bit_mask` of flags that are numbers, 1 or 0, in their own memory.
+
+    On a CPU a comparison in place (``x.gt_(y)``) takes a fifth of the time of one with a boolean result.
+
+    >>> flag_bits_(torch.tensor([1.0, 0.0]))
+    tensor([-1,  0], dtype=torch.int32)
+    """
+    bits = flags.view(_INTEGERS[flags.dtype.itemsize])
+    return bits.neg_().bitwise_right_shift_(8 * flags.dtype.itemsize - 1)  # the sign bit everywhere
 
 
 def safe_divide(
