@@ -51,7 +51,9 @@ class SurvivalTotal:
     def collect(self) -> SumCount | None:
         """Everything since the last call, on the CPU; None if nothing was reported. Waits for the devices."""
         with self._lock:
-            parts = [*self._parts.values(), *map(sum_survival, self._sums.values())]
+            parts, sums = [*self._parts.values()], [*self._sums.values()]
             self._parts, self._sums = {}, {}
+        parts += map(sum_survival, sums)
+        # The memory is held until its sums have arrived: other streams may be given it afterwards.
         parts = [SumCount(part.total.cpu(), part.count.cpu()) for part in parts]
         return sum(parts[1:], parts[0]) if parts else None
