@@ -208,10 +208,14 @@ def low_rank_mix(weight: Shaped[Tensor, "experts *rest"], num_groups: int) -> Sh
     [[1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]
     """
     group = expert_groups(weight.shape[0], num_groups).to(weight.device)
-    total = weight.new_zeros((num_groups, *weight.shape[1:]), dtype=compute_dtype(weight))
-    total.index_add_(0, group, weight.to(total.dtype))
-    size = torch.bincount(group, minlength=num_groups).to(total.dtype)
-    mean = total / size.reshape(-1, *[1] * (weight.dim() - 1))
+    size = torch.bincount(group, minlength=num_groups)
+    # Groups are runs, so each is gathered and summed in order; adding rows up by index has no order on a GPU.
+    place = torch.arange(int(size.max()), device=weight.device)
+    member = (size.cumsum(0) - size)[:, None] + place
+    trailing = (1,) * (weight.dim() - 1)
+    rows = weight.to(compute_dtype(weight))[member.clamp(max=weight.shape[0] - 1)]
+    inside = (place < size[:, None]).reshape(*member.shape, *trailing)
+    mean = torch.where(inside, rows, 0.0).sum(1) / size.reshape(-1, *trailing)
     return mean[group].to(weight.dtype)
 
 

@@ -259,7 +259,7 @@ MUTANTS = {
         "tiered_topk", check_tiered, "scores[:, order].sort(", "(scores[:, order] - 1e-6 * tiers[order]).sort(",
     ),
     "higher tier first": ("tiered_topk", check_tiered, "tiers.to(scores.device).argsort(", "(-tiers).argsort("),
-    "sum instead of mean": ("low_rank_mix", check_mix, "total / size", "total + 0 * size"),
+    "sum instead of mean": ("low_rank_mix", check_mix, ".sum(1) / size", ".sum(1) + 0 * size"),
     "interleaved groups": (
         "low_rank_mix", check_mix, "group = expert_groups(weight.shape[0], num_groups).to(weight.device)",
         "group = torch.arange(weight.shape[0]) % num_groups",

@@ -147,7 +147,7 @@ def replaced(
         yield
     finally:
         remove(attached)
-    if waiting:
+    if len(waiting) == len(routers):  # without gradient an input may want one, but what is computed from it does not
         warnings.warn(RECOMPUTED_OUTSIDE, RuntimeWarning, stacklevel=4)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
@@ -177,13 +177,14 @@ def acts_here(thread: int) -> bool:
 
 
 def in_reentrant_checkpoint() -> bool:
-    """Whether the caller runs in a reentrant checkpoint without gradient, to run again in the backward pass."""
+    """Whether a reentrant checkpoint calls this for the first time, on something that wants a gradient."""
     if torch.is_grad_enabled():
         return False
     frame, checkpoint = sys._getframe(), CheckpointFunction.forward.__code__
     while frame.f_back is not None and frame.f_code is not checkpoint:
         frame = frame.f_back
-    return frame.f_code is checkpoint
+    given = frame.f_locals["args"] if frame.f_code is checkpoint else ()
+    return any(isinstance(value, Tensor) and value.requires_grad for value in given)
 
 
 def outside_graphs(call: Any) -> Any:
