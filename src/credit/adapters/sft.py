@@ -140,8 +140,9 @@ class FormatSFTTrainer(WholeCheckpoints, SFTTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The format-weighted loss, from the forward pass that TRL makes for its own loss and metrics."""
-        if num_items_in_batch is None and self.model.training and self.current_gradient_accumulation_steps > 1:
-            raise ValueError("this model takes no num_items_in_batch, so accumulation would average averages")
+        if num_items_in_batch is None and self.model.training:
+            if self.current_gradient_accumulation_steps * self.accelerator.num_processes > 1:
+                raise ValueError("this model takes no num_items_in_batch, so parts of a batch would average averages")
         forward = _Recorder(model)
         stock = {name: value for name, value in inputs.items() if name != "format_mask"}
         result = super().compute_loss(forward, stock, return_outputs, num_items_in_batch)
@@ -198,6 +199,8 @@ def _refuse_options(args: SFTConfig, kwargs: dict[str, Any]) -> None:
             raise ValueError(f"args.{option} drops the format mask; set it to False")
     if args.loss_type != "nll" or args.label_smoothing_factor:
         raise ValueError("the format-weighted loss is loss_type='nll' with label_smoothing_factor=0")
+    if args.world_size > 1 and not args.average_tokens_across_devices:
+        raise ValueError("average_tokens_across_devices=False would average the averages of ranks; leave it at True")
     for option in ("data_collator", "compute_loss_func", "formatting_func"):
         if kwargs.get(option) is not None:
             raise ValueError(f"{option} would replace what makes the format mask or the loss; leave it out")

@@ -419,6 +419,22 @@ def test_options_that_would_lose_the_mask_are_refused(build, changes, message):
         build(**changes)
 
 
+def test_ranks_that_would_average_averages_are_refused(build, monkeypatch):
+    build(average_tokens_across_devices=False)
+    monkeypatch.setattr(SFTConfig, "world_size", 2)
+    with pytest.raises(ValueError, match="would average the averages of ranks"):
+        build(average_tokens_across_devices=False)
+
+
+@pytest.mark.parametrize(("steps", "ranks"), [(2, 1), (1, 2)])
+def test_a_model_that_takes_no_count_is_refused(build, monkeypatch, steps, ranks):
+    trainer = build()
+    trainer.current_gradient_accumulation_steps = steps
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", ranks)
+    with pytest.raises(ValueError, match="would average averages"):
+        trainer.compute_loss(trainer.model.train(), {}, num_items_in_batch=None)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
