@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from typing import Any, NamedTuple
 
 from rewards._json import MAX_DEPTH
@@ -16,9 +17,12 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SINGLE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.])")
 _WORD = re.compile(r"[^\W\d][\w.\-]*")
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|U[0-9a-fA-F]{8}|u[0-9a-fA-F]{4}|[0-7]{1,3}|.)|([\x00-\x1f\"])", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _CLOSING = {"{": "}", "[": "]"}
+# What begins neither white space nor a comment, for the most part: a look is cheaper than two patterns.
+_SIGNS = frozenset("{}[]:,\"'-" + string.ascii_letters + string.digits)
 
 
 class Repair(NamedTuple):
@@ -45,7 +49,7 @@ class RefusedError(ValueError):
 class LenientReader:
     """Reads one value from `at` on; `stop` is the tag at which an unfinished value ends.
 
-    `left` is the number of values and comments that may still be read.
+    `left` is the number of values, keys and comments that may still be read.
     """
 
     def __init__(self, text: str, at: int = 0, stop: str = "", left: int = MOST_VALUES) -> None:
@@ -62,19 +66,19 @@ class LenientReader:
         self.space()
         self._spend()
         sign = self.text[self.at : self.at + 1]
-        if sign in ("{", "[") and sign:
+        if sign == '"' or sign == "'":
+            return self._string(sign)
+        if sign == "{" or sign == "[":
             if depth > MAX_DEPTH:
                 raise RefusedError(f"nested deeper than {MAX_DEPTH}", self.at)
             return self._object(depth) if sign == "{" else self._list(depth)
-        if sign in ('"', "'") and sign:
-            return self._string(sign)
         if number := _NUMBER.match(self.text, self.at):
             return self._number(number)
         return self._word(sign)
 
     def space(self) -> None:
         """Skip white space and comments."""
-        while True:
+        while self.text[self.at : self.at + 1] not in _SIGNS:
             self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]  # matches the empty string
             end = -1
             if self.text.startswith("/*", self.at):
@@ -102,18 +106,20 @@ class LenientReader:
     def _after(self, opening: str) -> bool:
         """Whether another item follows one of a list or object; reads the comma or the end."""
         self.space()
-        if self._over():
-            self._repair("missing brace")
-            return False
-        sign = self.text[self.at]
-        if sign == _CLOSING[opening]:
+        text, closing = self.text, _CLOSING[opening]
+        sign = text[self.at : self.at + 1]
+        if sign == closing:
             self.at += 1
             return False
         if sign != ",":
-            raise RefusedError(f"expected a comma or {_CLOSING[opening]}, got {sign!r}", self.at)
+            if self._over():
+                self._repair("missing brace")
+                return False
+            raise RefusedError(f"expected a comma or {closing}, got {sign!r}", self.at)
         comma, self.at = self.at, self.at + 1
         self.space()
-        if self._over() or self.text[self.at] == _CLOSING[opening]:
+        sign = text[self.at : self.at + 1]
+        if sign == closing or (sign not in _SIGNS and self._over()):
             self.repairs.append(Repair("trailing comma", comma))
             return self._after(opening)
         return True
@@ -134,13 +140,14 @@ class LenientReader:
 
     def _object(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        more = self._first("{")
+        text, more = self.text, self._first("{")
         while more:
             begin = self.at
             key = self._key(depth)
-            self.space()
-            if not self.text.startswith(":", self.at):
-                raise RefusedError("a set is not JSON" if self.text[self.at : self.at + 1] in (",", "}") else
+            if text[self.at : self.at + 1] != ":":
+                self.space()
+            if not text.startswith(":", self.at):
+                raise RefusedError("a set is not JSON" if text[self.at : self.at + 1] in (",", "}") else
                                    "a key without a value", self.at)  # fmt: skip
             if not isinstance(key, str):
                 raise RefusedError("a key that is not a string", begin)
@@ -152,12 +159,15 @@ class LenientReader:
         return found
 
     def _key(self, depth: int) -> Any:
-        word = _WORD.match(self.text, self.at)
-        if word is None or word[0] in _WORDS:
+        quoted = self.text[self.at : self.at + 1] in ('"', "'")
+        word = None if quoted else _WORD.match(self.text, self.at)
+        key = word[0] if word else ""
+        if word is None or key in _WORDS:
             return self.value(depth + 1)
+        self._spend()
         self._repair("unquoted key")
         self.at = word.end()
-        return word[0]
+        return key
 
     def _string(self, quote: str) -> str:
         token = (_STRING if quote == '"' else _SINGLE).match(self.text, self.at)
@@ -166,8 +176,13 @@ class LenientReader:
         inner = token[0][1:-1]
         if quote == "'":
             self._repair("single quotes")
-        elif any(sign < " " for sign in inner):
+        elif _CONTROL.search(inner):
             self._repair("control character")
+        value = inner if inner.isprintable() and "\\" not in inner else self._unescaped(inner)
+        self.string, self.at = token.span(), token.end()
+        return value
+
+    def _unescaped(self, inner: str) -> str:
         try:
             value: str = json.loads(f'"{_ESCAPE.sub(_json_escape, inner)}"')
             value.encode()
@@ -175,7 +190,6 @@ class LenientReader:
             raise RefusedError("half of a surrogate pair", self.at) from None
         except ValueError:
             raise RefusedError("an escape that is not one", self.at) from None
-        self.string, self.at = token.span(), token.end()
         return value
 
     def resume(self, error: RefusedError) -> int:
@@ -187,11 +201,12 @@ class LenientReader:
         return begin + 1 if begin < end <= error.at and not self.text[end : error.at].strip() else error.at
 
     def _number(self, number: "re.Match[str]") -> int | float:
-        whole = number[0].lstrip("-").isdigit()
-        if (whole and len(number[0]) > 4300) or (not whole and abs(float(number[0])) == float("inf")):
+        digits = number[0]
+        whole = digits.lstrip("-").isdigit()
+        if (whole and len(digits) > 4300) or (not whole and abs(float(digits)) == float("inf")):
             raise RefusedError("number out of range", self.at)
         self.at = number.end()
-        return int(number[0]) if whole else float(number[0])
+        return int(digits) if whole else float(digits)
 
     def _word(self, sign: str) -> Any:
         word = _WORD.match(self.text, self.at)

@@ -71,7 +71,7 @@ def action_score(
     wanted = len(expected.flat)
     if not wanted:
         return ActionScore(0, 0, 0.0 if predicted else 1.0)
-    pairs = pair_calls(predicted, expected, toolset, lambda pair: float(_correct(pair)))
+    pairs = pair_calls(predicted, expected, toolset, lambda pair: 1.0 * (pair.value == 1.0))
     correct = sum(map(_correct, pairs))
     return ActionScore(correct, wanted, correct / wanted)
 

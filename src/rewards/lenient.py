@@ -70,11 +70,15 @@ def parse_lenient(text: str, think: Think = "reasoning") -> LenientCalls:
     def read(text: str, start: int, begin: int, number: int, room: int) -> Block:
         nonlocal left
         reader = LenientReader(text, begin, _CLOSE, left)
-        calls, fenced = [], _fence(reader)
+        calls: list[ToolCall] = []
+        fenced = _fence(reader)
         span = (start, begin)
         try:
             while not _ended(reader):
-                calls += _calls(reader.value(), span, number)
+                value = reader.value()
+                # The rest is read for its repairs and its end; one attempt beyond the bound says that there are more.
+                if len(calls) <= MAX_ATTEMPTS:
+                    calls += _calls(value, span, number)
                 _extra(reader)
             if not calls:
                 calls = [failed("invalid_json", "nothing between the tags", span, number)]
@@ -113,7 +117,11 @@ def _fence(reader: LenientReader) -> bool:
 def _ended(reader: LenientReader) -> bool:
     """Whether no value follows: the block, the text, or another block."""
     reader.space()
-    _fence(reader)
+    sign = reader.text[reader.at : reader.at + 1]
+    if sign == "`":
+        _fence(reader)
+    elif sign not in ("<", "["):
+        return not sign
     return reader.at >= len(reader.text) or _TAGS.match(reader.text, reader.at) is not None
 
 

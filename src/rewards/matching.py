@@ -15,7 +15,7 @@ _DIGITS = frozenset("-0123456789")
 _MOST_DIGITS = 4300
 _NONE: Mapping[str, Any] = {}
 # Types whose equal values match, whatever the schema.
-_PLAIN = frozenset((str, int, float, bool))
+SCALARS = frozenset((str, int, float, bool))
 NULL, NULL_TEXT = ("null", None), ("text", "null")
 
 Schema = Mapping[str, Any] | bool | None
@@ -95,7 +95,7 @@ def wanted_object(gold: Mapping[str, Any]) -> tuple[WantedMember, ...]:
 
 def _wanted_member(key: str, gold: Any) -> WantedMember:
     # NaN is found by identity in a tuple, and equals nothing.
-    plain = tuple([value for value in _alternatives(gold) if type(value) in _PLAIN and value == value])
+    plain = tuple([value for value in _alternatives(gold) if type(value) in SCALARS and value == value])
     kinds = set(map(type, plain))
     optional = isinstance(gold, Accepted) and gold.optional
     null = None in gold.values if isinstance(gold, Accepted) else gold is None
@@ -120,7 +120,7 @@ def _alternatives(gold: Any) -> Iterator[Any]:
 
 
 def _matches(predicted: Any, wanted: Wanted, schema: Schema) -> bool:
-    scalar = predicted is None or type(predicted) in _PLAIN
+    scalar = predicted is None or type(predicted) in SCALARS
     if not scalar and isinstance(predicted, (list, tuple)):
         return any(_lists_match(predicted, items, schema) for items in wanted.lists)
     if not scalar and isinstance(predicted, Mapping):
@@ -163,7 +163,7 @@ def meaning(value: Any) -> _Key | None:
 
 
 class Pair(NamedTuple):
-    """One predicted object beside one gold object.
+    """One predicted object beside one gold object; or several beside one, and then the parts are arrays.
 
     Attributes:
         key: Jaccard index of the key sets (SLCA eq. 25); both empty = 1.
@@ -171,9 +171,9 @@ class Pair(NamedTuple):
         missed_required: keys that may not be left out and are missing, or do not match.
     """
 
-    key: float
-    value: float
-    missed_required: int
+    key: float | Any
+    value: float | Any
+    missed_required: int | Any
 
     @property
     def exact(self) -> bool:

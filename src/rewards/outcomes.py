@@ -54,7 +54,7 @@ def reference_rule(
         return False
     if not made.valid == made.opened == made.closed:
         return False
-    pairs = pair_calls(made.calls, expected, toolset, lambda pair: float(not pair.missed_required))
+    pairs = pair_calls(made.calls, expected, toolset, lambda pair: 1.0 * (pair.missed_required == 0))
     return len(pairs) == len(made.calls) and not sum([pair.missed_required for pair in pairs])
 
 

@@ -1,18 +1,23 @@
 """Which predicted call belongs to which gold call: one to one, with the largest total."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rewards._marks import Mark, mark_given, mark_wanted
+from rewards._marks import mark_given, mark_wanted
+from rewards._table import score_table
 from rewards.calls import ToolCall
 from rewards.gold import Gold
 from rewards.matching import EXACT, Pair, Schema, WantedMember, compare_arguments
 from rewards.schema import ToolSet
 
 WantedObject = Sequence[WantedMember]
-# Grows with the key and the value share and falls with what was missed, so that nothing scores more than `EXACT`.
-Score = Callable[[Pair], float]
+# Grows with the key and the value share and falls with what was missed, so that nothing scores more than `EXACT`. The
+# parts of the pair may be arrays, and then the scores are.
+Score = Callable[[Pair], Any]
 # So few calls are compared sooner than they are marked.
 _FEW = 4
+# So many pairs are counted in arrays sooner than they are compared.
+_MANY = 4096
 
 
 def pair_calls(predicted: Sequence[ToolCall], gold: Gold, tools: ToolSet | None, score: Score) -> list[Pair]:
@@ -53,16 +58,37 @@ def best_pairs(calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: 
     wrong = [i for i in range(count) if own[i] is not EXACT]
     if not wrong:
         return own
+    if len(wrong) * max(len(calls), len(gold)) > _MANY:
+        return _pairs_of_many(calls, gold, schema, score, wrong)
     table = _Table(calls, gold, schema, own)
     alone = list(range(count))
     exact = _exact_partners(table, wrong) if len(wrong) > _FEW else {}
     for i in wrong:
         alone[i] = exact[i] if i in exact else _best_alone(table, i, score)
     if len(set(alone)) == count:
-        chosen = list(enumerate(alone)) if len(gold) <= len(calls) else sorted((j, i) for i, j in enumerate(alone))
+        chosen = _in_order_of_gold(alone, len(gold) <= len(calls))
     else:
         chosen = _solved([[score(table.pair(i, j)) for j in range(len(calls))] for i in range(len(gold))])
     return [table.pair(i, j) for i, j in chosen]
+
+
+def _pairs_of_many(
+    calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: Schema, score: Score, wrong: Sequence[int]
+) -> list[Pair]:
+    """The same by the same bound, from a table that holds every score."""
+    scores = score_table([call.arguments for call in calls], gold, schema, score)
+    fewer_gold = len(gold) <= len(calls)
+    alone = list(range(min(len(calls), len(gold))))
+    for i in wrong:
+        line = scores[i] if fewer_gold else scores[:, i]
+        # Its own place wins a tie.
+        alone[i] = i if line[i] == line.max() else int(line.argmax())
+    chosen = _in_order_of_gold(alone, fewer_gold) if len(set(alone)) == len(alone) else _solved(scores)
+    return [compare_arguments(calls[j].arguments, gold[i], schema) for i, j in chosen]
+
+
+def _in_order_of_gold(alone: Sequence[int], fewer_gold: bool) -> list[tuple[int, int]]:
+    return list(enumerate(alone)) if fewer_gold else sorted((j, i) for i, j in enumerate(alone))
 
 
 class _Table:
@@ -83,8 +109,8 @@ class _Table:
 
 def _exact_partners(table: _Table, wrong: Sequence[int]) -> dict[int, int]:
     """Where calls of the shorter side find the first partner that is `EXACT`, for those that have one."""
-    given: list[Mark] = [mark_given(call.arguments) for call in table.calls]
-    wanted: list[Mark] = [mark_wanted(gold) for gold in table.gold]
+    given = [mark_given(call.arguments) for call in table.calls]
+    wanted = [mark_wanted(gold) for gold in table.gold]
     fewer_gold = len(wanted) <= len(given)
     short, long = (wanted, given) if fewer_gold else (given, wanted)
     unsure = [j for j, mark in enumerate(long) if mark is None]
@@ -115,7 +141,7 @@ def _best_alone(table: _Table, index: int, score: Score) -> int:
     return index if own == best else line.index(best)
 
 
-def _solved(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+def _solved(scores: Sequence[Sequence[float]] | Any) -> list[tuple[int, int]]:
     """The assignment of rows to columns with the largest sum."""
     try:
         from scipy.optimize import linear_sum_assignment

@@ -42,7 +42,7 @@ class ProcessWeights:
         if not abs(total - 1.0) <= _ROUNDING:
             raise ValueError(f"ProcessWeights: the weights must sum to 1, got {total:.12g}")
 
-    def of_pair(self, pair: Pair) -> float:
+    def of_pair(self, pair: Pair) -> float | Any:
         """What pairing adds up: key and value weighted, ties told apart by value, so that order changes nothing."""
         key, value = (self.key, self.value) if self.key + self.value else (1.0, 1.0)
         return key * pair.key + (value + _ROUNDING) * pair.value

@@ -105,7 +105,7 @@ def test_scorers_refuse_it() -> None:
         ("_lenient:LenientReader._after", 'self.repairs.append(Repair("trailing comma", comma))', "pass"),
         ("_lenient:LenientReader._word", 'if sign == "(":', "if False:"),
         ("_lenient:LenientReader.value", "if depth > MAX_DEPTH:", "if False:"),
-        ("_lenient:LenientReader._string", "value.encode()", "pass"),
+        ("_lenient:LenientReader._unescaped", "value.encode()", "pass"),
         ("lenient:_extra", "reader.text.startswith(_CLOSE, extra.end())", "True"),
         ("lenient:_ended", "_fence(reader)", "pass"),
     ],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rewards import Accepted, ToolSet, as_gold, loose_match, parse_tool_calls, process_score, reference_rule
 from rewards._marks import mark_given, mark_wanted
+from rewards._table import score_table
 from rewards.calls import ToolCall
 from rewards.formats.hermes import parse_hermes, read_well_formed
 from rewards.matching import EXACT, compare_arguments
@@ -193,3 +194,30 @@ def test_what_models_are_trained_to_write_is_well_formed() -> None:
         f"<think>\nhm <b>\n</think>\n\nSo: {call}\n{call}",
     ):
         assert read_well_formed(text, "reasoning") is not None, text
+
+
+_deep = st.recursive(
+    _loose, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+)
+_deep_gold = _deep | st.builds(Accepted, st.lists(_deep, min_size=1, max_size=2).map(tuple), st.booleans())
+_keyed = st.sampled_from("abc")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.dictionaries(_keyed, _deep, max_size=3), min_size=1, max_size=6),
+    st.lists(st.dictionaries(_keyed, _deep_gold, max_size=3), min_size=1, max_size=6),
+    st.sampled_from([None, True, _nullable]),
+)
+def test_the_table_counts_what_a_comparison_counts(made: list[Any], gold: list[Any], schema: Any) -> None:
+    wanted = as_gold([[{"name": "f", "arguments": arguments} for arguments in [*gold, *gold[:1]]]]).wanted["f"]
+    made = [*made, *[arguments for arguments in gold if not any(isinstance(v, Accepted) for v in arguments.values())]]
+    weigh = ProcessWeights().of_pair
+    scores = score_table(made, wanted, schema, weigh)
+    assert scores.tolist() == [
+        [weigh(compare_arguments(arguments, one, schema)) for arguments in made] for one in wanted
+    ]
+    calls = [ToolCall("f", arguments) for arguments in made]
+    found = best_pairs(calls, wanted, schema, weigh)
+    with mutated("pairing:best_pairs", "> _MANY", ">= 0"):
+        assert best_pairs(calls, wanted, schema, weigh) == found
