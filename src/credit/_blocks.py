@@ -38,6 +38,6 @@ def row_blocks(
     rows, width = len(first), first[0].numel() if len(first) else 0
     step = max(BLOCK * torch.get_num_threads() // max(width, 1), 1)
     room = [torch.empty((min(step, rows), *first.shape[1:]), dtype=dtype) for _ in range(spare)]
-    for start in range(0, max(rows, 1), step):
-        part = [each[start : start + step] for each in tensors]
+    # Split, as the gradient of one slice is as large as the batch.
+    for part in zip(*(torch.split(each, step) for each in tensors), strict=True):
         yield *part, *(each[: len(part[0])] for each in room)

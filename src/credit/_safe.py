@@ -4,9 +4,13 @@ Every function applies the double ``where``: once on the input, so that the deri
 point, and once on the output, so that the harmless point does not show.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+
+from credit._blocks import on_processor
 
 MAX_LOG_RATIO = 20.0
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,6 +57,39 @@ def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Te
     """
     values.view(bits.dtype).bitwise_and_(bits)
     return values
+
+
+def keep(mask: Bool[Tensor, "*shape"], values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """:func:`select` for a mask of the shape of ``values``: on a CPU by bits, with all its derivatives.
+
+    >>> keep(torch.tensor([True, False]), torch.tensor([1.0, float("nan")]))
+    tensor([1., 0.])
+    """
+    return keep_bits(values, bit_mask(mask, values.dtype)) if on_processor(values) else select(mask, values)
+
+
+def keep_bits(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """:func:`keep_` out of place and with its derivative."""
+    kept: Tensor = _KeepBits.apply(values, bits)  # type: ignore[no-untyped-call]
+    return kept
+
+
+class _KeepBits(torch.autograd.Function):
+    """:func:`keep_bits`; it is linear, so that its derivative is itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, bits: Tensor) -> Tensor:
+        return (values.view(bits.dtype) & bits).view(values.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return keep_bits(slope, ctx.saved_tensors[0]), None
 
 
 def flag_bits_(flags: Float[Tensor, "..."]) -> Shaped[Tensor, "..."]:

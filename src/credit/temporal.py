@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from credit._blocks import row_blocks
 from credit._safe import (
     as_mask,
+    keep,
     require_finite,
     require_floating,
     require_matrix,
@@ -54,7 +56,8 @@ def turn_returns(
     ahead = step[:, None] - step[None, :]  # rows: the run that earns; columns: the run that is credited
     base = torch.tensor(discount, dtype=statistics_dtype(rewards), device=rewards.device)
     weight = select(ahead >= 0, base ** ahead.clamp(min=0))
-    return select(exists, (select(exists, rewards).to(weight.dtype) @ weight).to(rewards.dtype))
+    blocks = row_blocks(rewards, exists)
+    return torch.cat([keep(e, (keep(e, r).to(weight.dtype) @ weight).to(r.dtype)) for r, e in blocks])
 
 
 def step_advantage(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, keep_, require_shape, select
+from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, keep, keep_, keep_bits, require_shape, select
 from moe_routing.blocks import on_processor
 
 
@@ -89,33 +89,7 @@ def _keeper(log_ratio: Tensor, advantages: Tensor, kappa: Tensor, mask: Tensor) 
     shape, like = tuple(log_ratio.shape), f"log_ratio of shape {tuple(log_ratio.shape)}"
     for name, tensor in (("advantages", advantages), ("kappa", kappa), ("mask", mask)):
         require_shape(name, tensor, shape, like)
-    present = as_mask(mask)
-    if not on_processor(log_ratio):
-        return partial(select, present)
-    return partial(_keep_bits, present)
-
-
-def _keep_bits(present: Tensor, values: Tensor) -> Tensor:
-    kept: Tensor = _KeepBits.apply(values, bit_mask(present, values.dtype))  # type: ignore[no-untyped-call]
-    return kept
-
-
-class _KeepBits(torch.autograd.Function):
-    """:func:`select` by bits; it is linear, so that its derivative is itself."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values: Tensor, bits: Tensor) -> Tensor:
-        return (values.view(bits.dtype) & bits).view(values.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        return _KeepBits.apply(slope, ctx.saved_tensors[0]), None  # type: ignore[no-untyped-call]
+    return partial(keep, as_mask(mask))
 
 
 class _Clipped(torch.autograd.Function):
@@ -138,4 +112,4 @@ class _Clipped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         advantages, bits = ctx.saved_tensors
-        return _KeepBits.apply(slope * advantages, bits), None, None, None  # type: ignore[no-untyped-call]
+        return keep_bits(slope * advantages, bits), None, None, None
