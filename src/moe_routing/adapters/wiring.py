@@ -40,6 +40,7 @@ class Wiring:
         self.surrounding: list[Surround] = []
         self.replacing: dict[Role, Replace] = {}
         self.observing: list[RemovableHandle] = []
+        self.left = False
         self._replaced: Any = vars(module).get("forward")
         self._forward: Any = module.forward
         self._uncompiled = outside_graphs(self._run)
@@ -80,6 +81,7 @@ class Wiring:
         """Give the module its own forward back once nothing is attached."""
         if self.surrounding or self.replacing or self.observing or vars(self.module).get(_KEY) is not self:
             return
+        self.left = True
         del vars(self.module)[_KEY], vars(self.module)["__getstate__"]
         if vars(self.module).get("forward") is not self:
             return  # inside a wrapper of another library it stays, and only passes on
@@ -89,7 +91,7 @@ class Wiring:
             vars(self.module)["forward"] = self._replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._uncompiled(*args, **kwargs)
+        return self._forward(*args, **kwargs) if self.left else self._uncompiled(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """For a wrapper of another library that is copied with this in it: the module's own forward."""

@@ -123,6 +123,17 @@ def test_a_full_graph_fails_with_the_way_out(name, monkeypatch):
     assert_close(block_step(block, block), plain)
 
 
+def test_a_wrapper_that_keeps_what_has_left_compiles_whole(monkeypatch):
+    monkeypatch.setattr(Wiring, "__call__", inspect.unwrap(Wiring.__call__))
+    block = Block()
+    plain = block_step(block, block)
+    with record_selection(block):
+        inner = block.block.gate.forward
+        block.block.gate.forward = lambda *args: inner(*args)
+    block.compile(backend="eager", fullgraph=True)
+    assert_close(block_step(block, block), plain)
+
+
 def test_hooks_alone_are_not_seen_by_a_graph(monkeypatch):
     monkeypatch.setattr(Wiring, "__init__", hooks_alone)
     with pytest.raises(RuntimeError, match=r"did not run|have not run"):
