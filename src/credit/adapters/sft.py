@@ -140,9 +140,9 @@ class FormatSFTTrainer(WholeCheckpoints, SFTTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The format-weighted loss, from the forward pass that TRL makes for its own loss and metrics."""
-        if num_items_in_batch is None and self.model.training:
-            if self.current_gradient_accumulation_steps * self.accelerator.num_processes > 1:
-                raise ValueError("this model takes no num_items_in_batch, so parts of a batch would average averages")
+        uncounted = num_items_in_batch is None and self.model.training
+        if uncounted and self.current_gradient_accumulation_steps * self.accelerator.num_processes > 1:
+            raise ValueError("this model takes no num_items_in_batch, so parts of a batch would average averages")
         forward = _Recorder(model)
         stock = {name: value for name, value in inputs.items() if name != "format_mask"}
         result = super().compute_loss(forward, stock, return_outputs, num_items_in_batch)

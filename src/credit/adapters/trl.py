@@ -20,7 +20,6 @@ from credit._safe import masked_mean, select
 from credit.adapters.trl_batch import learnable_mask, rows_that_must_call, rows_with_call
 from credit.adapters.trl_components import environment_reward, refuse_options, require_fit, reward_plan
 from credit.adapters.trl_metrics import clip_limits, over_ranks, segment_metrics
-from credit.adapters.trl_ranks import require_own_rows
 from credit.adapters.trl_routing import RoutedGRPOTrainer, RoutingHook, require_hook
 from credit.stats import ClipStatistics, SegmentStatistics
 
@@ -97,7 +96,6 @@ class CreditGRPOTrainer(RoutedGRPOTrainer):
         self.rollout_rows: list[dict[str, Any]] = []
         self._mask: Bool[Tensor, "batch tokens"] | None = None
         super().__init__(model=model, reward_funcs=list(self.plan.functions), args=args, **kwargs)
-        require_own_rows(self)
         self._drop_own_column()
         self.reward_weights = self.plan.weights.sum(dim=1)  # only for what TRL logs as "reward"
 

@@ -14,6 +14,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from credit._safe import as_mask
 from credit.adapters.trl_checkpoints import WholeCheckpoints
+from credit.adapters.trl_ranks import require_own_rows
 from credit.segments import run_ids
 
 FIELD = "routing_field"
@@ -68,6 +69,10 @@ class RoutedGRPOTrainer(WholeCheckpoints, GRPOTrainer):  # type: ignore[misc]  #
     _recording = False
     _tool_mask: list[list[int]] | None = None
     _binding: ExitStack | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        require_own_rows(self)
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)

@@ -42,7 +42,8 @@ class TurnRouting:
         control: attached to the very model that the trainer gets.
         rules: operations of a turn; :meth:`OperationRules.tool_calls` by default.
         block: regular expression of a tool-call block in a turn's text; ``CODE_BLOCK`` for agents that write code.
-        process_group: ranks to add statistics up over; by default all that hold batches of their own.
+        process_group: ranks to add statistics up over; by default all that hold batches of their own. Groups of fewer
+            ranks have an objective each, whose mean is followed.
 
     Attributes:
         summaries: expert selection in the first and in the last batch, over all ranks. With the trainer's own log they
@@ -139,7 +140,8 @@ class TurnRouting:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the gate's state, and the summaries of the first and the last batch.
 
-        The same on every rank. The tables are those of a generation batch, which a resumed run generates anew.
+        The same on every rank that shares a process group. The tables are those of a generation batch, which a resumed
+        run generates anew.
         """
         gate = None if self.control.gate is None else self.control.gate.state_dict()
         return {"gate": gate, "summaries": {name: asdict(summary) for name, summary in self.summaries.items()}}
