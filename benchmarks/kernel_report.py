@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_cases import ROUTERS, Call, Router, make_call
-from benchmarks.gpu_checks import apart
+from benchmarks.gpu_checks import apart, on_device
 from benchmarks.kernel_code import CAPABILITIES, Code, compile_call
 from benchmarks.sections import write_section
 from benchmarks.timing import versions
@@ -72,6 +72,7 @@ def _other_calls() -> Iterator[tuple[str, Call]]:
     first = make_call(ROUTERS[0], TOKENS, torch.bfloat16, "cpu")
     yield "survival counted, 128 experts, bfloat16", first
     yield "target overlap, 128 experts, bfloat16", replace(first, target="overlap")
+    yield "numbers on the device, 128 experts, bfloat16", on_device(first)
     yield "rho off, 128 experts, bfloat16", replace(first, rho=False)
     for experts, k, dtype in ((160, 6, "bfloat16"), (384, 8, "float16"), (1024, 32, "float32")):
         router = Router("", experts, k, "softmax")

@@ -18,11 +18,11 @@ else:
         """Marks an argument that is known when a kernel is compiled."""
 
 
-def number(pointer, factor):
-    """A number of the whole launch: the factor, times what stands on the device if anything does."""
+def number(pointer, value):
+    """A number of the whole launch: the one on the device, or the value where there is none."""
     if pointer is not None:
-        factor = factor * tl.load(pointer).to(tl.float32)
-    return factor
+        value = tl.load(pointer).to(tl.float32)
+    return value
 
 
 def masses(z, top, SIGMOID: constexpr):

@@ -113,7 +113,7 @@ def sum_survival(sums: Float[Tensor, " sums"]) -> SumCount:
 
 
 def _number(value: int | float | Tensor, device: torch.device) -> tuple[float, Tensor | None]:
-    """A factor and, for a number that lives on a device, the tensor to multiply it by: it is never read here."""
+    """The number or, if it lives on a device, 1 and the tensor that holds it, which is never read here."""
     if isinstance(value, Tensor) and (value.device == device or value.device.type != "cpu"):
         return 1.0, value.to(device)
     return float(value), None

@@ -97,7 +97,7 @@ def _inject(
     control = control.to(tl.float32)
     mass, top, per_mass, usable = row_masses(z, SIGMOID)
 
-    gate, pairs = number(gate_ptr, gate), number(pairs_ptr, pairs)
+    gate, pairs = gate * number(gate_ptr, 1.0), number(pairs_ptr, pairs)
     divisor = tl.where(pairs != 0.0, pairs, 1.0)
     per_pair = tl.where(pairs != 0.0, number(token_ptr, lambda_token) / divisor, 0.0)
     norm, share, counted = shares(norm_ptr, highest_ptr, rows, field, inside, RHO)

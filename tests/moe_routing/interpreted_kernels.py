@@ -357,7 +357,7 @@ MUTANTS = {
     "the softmax is not shifted": ("mass = tl.exp(z - top)", "mass = tl.exp(z)"),
     "the weight of the turn term on the device is not read": ("number(turn_ptr, lambda_turn)", "lambda_turn"),
     "the weight of the token term on the device is not read": ("number(token_ptr, lambda_token)", "lambda_token"),
-    "a number on the device takes the place of its factor": ("factor = factor * tl.load", "factor = tl.load"),
+    "a gate on the device takes the place of its factor": ("gate * number(gate_ptr, 1.0)", "number(gate_ptr, gate)"),
     "-0.0 becomes 0.0": ("tl.where(added[:, None], (raw", "tl.where(here[:, None], (raw"),
 }
 
