@@ -91,7 +91,8 @@ def count_pairs(field: Int[Tensor, " tokens"]) -> Int[Tensor, ""]:
     >>> int(count_pairs(torch.tensor([0, 0, 0, 1, -1])))
     2
     """
-    return neighbours(field).sum()
+    # A count of what is not zero is several times faster on a CPU than a sum of booleans.
+    return torch.count_nonzero((field[1:] == field[:-1]) & (field[1:] >= 0))
 
 
 def count_fields(field: Int[Tensor, " tokens"]) -> Int[Tensor, ""]:

@@ -1,4 +1,4 @@
-"""The log-partition of router logits on a processor: one softmax serves its value and its gradient."""
+"""The log-partition of router logits on a processor, in one pass for its value and one for its gradient."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from credit._safe import select
 from moe_routing.blocks import row_blocks, select_rows
-from moe_routing.router import usable_rows
 
 
 def log_partition(
@@ -20,7 +20,7 @@ def log_partition(
     >>> log_partition(torch.tensor([[0.0, 0.0], [float("nan"), 0.0]]))
     (tensor([0.6931, 0.0000]), tensor([ True, False]))
     """
-    value, usable, _ = _LogPartition.apply(logits)  # type: ignore[no-untyped-call]
+    value, usable, _, _ = _LogPartition.apply(logits)  # type: ignore[no-untyped-call]
     return value, usable
 
 
@@ -30,34 +30,39 @@ class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(
         logits: Float[Tensor, "*layers tokens experts"],
-    ) -> tuple[Float[Tensor, "*layers tokens"], Bool[Tensor, "*layers tokens"], Tensor]:
-        """Take the softmax block by block; its largest entry is ``exp(max z - log sum exp z)``."""
+    ) -> tuple[Float[Tensor, "*layers tokens"], Bool[Tensor, "*layers tokens"], Tensor, Tensor]:
+        """Reduce block by block. The highest logit of a row and its sum of exponentials are what the gradient needs."""
         table = logits.reshape(-1, logits.shape[-1])
-        probs, top, largest = torch.empty_like(table), table.new_empty(len(table)), table.new_empty(len(table))
-        for rows in row_blocks(table):
-            torch.softmax(table[rows], dim=-1, out=probs[rows])
+        top, total, blocks = table.new_empty(len(table)), table.new_empty(len(table)), row_blocks(table)
+        space = table.new_empty(blocks[0].stop, table.shape[1])
+        for rows in blocks:
             torch.amax(table[rows], -1, out=top[rows])
-            torch.amax(probs[rows], -1, out=largest[rows])
+            below = torch.sub(table[rows], top[rows, None], out=space[: rows.stop - rows.start])
+            torch.sum(below.exp_(), -1, out=total[rows])
         usable = torch.isfinite(top)
-        unusable = (~usable).nonzero()[:, 0]
-        if unusable.numel():
-            probs.index_fill_(0, unusable, 0)
-        value = top.sub_(largest.log_()).index_fill_(0, unusable, 0).reshape(logits.shape[:-1])
-        return value, usable.reshape(value.shape), probs.reshape(logits.shape)
+        value = select(usable, top + total.log())
+        shape = logits.shape[:-1]
+        return value.reshape(shape), usable.reshape(shape), top.reshape(shape), total.reshape(shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep the probabilities, which stand for a derivative and have none themselves."""
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        """Keep numbers of each row, no table."""
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[0], output[2])
+        ctx.save_for_backward(inputs[0], *output[1:])
 
     @staticmethod
     def backward(ctx: Any, slope: Float[Tensor, "*layers tokens"], *_: Any) -> Float[Tensor, "*layers tokens experts"]:
         """``p`` times the slope; through a softmax of its own if this is to be differentiated again."""
         logits: Tensor
-        probs: Tensor
-        logits, probs = ctx.saved_tensors
+        logits, usable, top, total = ctx.saved_tensors
         if torch.is_grad_enabled():
-            probs = torch.softmax(select_rows(usable_rows(logits), logits), dim=-1)
-            return select_rows(usable_rows(logits), probs) * slope[..., None]
-        return probs * slope[..., None]
+            probs = torch.softmax(select_rows(usable, logits), dim=-1)
+            return select_rows(usable, probs) * slope[..., None]
+        table = logits.reshape(-1, logits.shape[-1])
+        gradient, top, share = torch.empty_like(table), top.reshape(-1), (slope / total).reshape(-1)
+        for rows in row_blocks(table):
+            torch.sub(table[rows], top[rows, None], out=gradient[rows]).exp_().mul_(share[rows, None])
+        unusable = (~usable).reshape(-1).nonzero()[:, 0]
+        if unusable.numel():
+            gradient.index_fill_(0, unusable, 0)
+        return gradient.reshape(logits.shape)
