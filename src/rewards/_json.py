@@ -168,7 +168,10 @@ def decode_at(text: str, start: int) -> Decoded:
     """
     try:
         value, end = scan_plainly(text, start)
-    except (ValueError, StopIteration, RecursionError):
+    except (ValueError, StopIteration, RecursionError) as error:
+        # Where no object ended before the fault, none can have had a key twice.
+        if type(error) is json.JSONDecodeError and text.find("}", start, error.pos) < 0:
+            return _broken(error.msg, start, error.pos)
         return _decode_strictly(text, start)
     if not keys_differ(text, value, start, end):
         return _decode_strictly(text, start)

@@ -18,12 +18,13 @@ def members(text: str, start: int) -> Iterator[tuple[str, int, int, int]]:
             at = skip_space(text, at + 1)
 
 
-def elements(text: str, start: int) -> Iterator[int]:
-    """Where each element of the valid list at `start` begins."""
+def elements(text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Where each element of the valid list at `start` begins and ends."""
     at = skip_space(text, start + 1)
     while text[at] != "]":
-        yield at
-        at = skip_space(text, scan_plainly(text, at)[1])
+        end = scan_plainly(text, at)[1]
+        yield at, end
+        at = skip_space(text, end)
         if text[at] == ",":
             at = skip_space(text, at + 1)
 

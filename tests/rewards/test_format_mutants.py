@@ -86,6 +86,9 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "formats.pythonic:_number", 'float("inf"), float("-inf")', "None, None", format_checks.check_broken_calls,
     ),
     "loses the backslash of an unknown escape": (
+        "formats.pythonic:_unescaped", "escape[0])", "escape[1])", format_checks.check_python_values,
+    ),
+    "loses the backslash of an unknown escape beside a number": (
         "formats.pythonic:_kept", '"\\\\" + escape[0]', "escape[1]", format_checks.check_python_values,
     ),
     "accepts a parameter twice": (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rewards._json import Decoded, decode_at, skip_space
 from rewards._places import elements
-from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Span, Status, Think, ToolCall, read_call
+from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Span, Status, Think, ToolCall, made, read_call
 
 TOO_MANY = f"more than {MAX_ATTEMPTS} attempts in one text; the rest is not read"
 _ENDS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
@@ -119,11 +119,12 @@ def calls_of(text: str, found: Decoded, span: Span, block: int) -> list[ToolCall
     listed = isinstance(found.value, list) and bool(found.value)
     values = found.value if listed else [found.value]
     calls: list[ToolCall] = []
-    for value, start in zip(values, elements(text, found.start) if listed else iter((found.start,))):
+    places = elements(text, found.start) if listed else iter(((found.start, found.end),))
+    for value, (start, _) in zip(values, places):
         if len(calls) > MAX_ATTEMPTS:
             break
         name, arguments, status, reason, notes = read_call(value)
         notes = (*notes, "list") if listed else notes
         place = start if isinstance(value, dict) else -1
-        calls.append(ToolCall(name, arguments, status, reason, span, block, notes, text, place))
+        calls.append(made(name, arguments, status, reason, span, block, notes, text, place))
     return calls

@@ -10,9 +10,11 @@ from rewards._places import elements, members
 from rewards.calls import (
     MAX_ATTEMPTS,
     ParsedCalls,
+    Span,
     Status,
     Think,
     ToolCall,
+    made,
     parse_tool_calls,
     read_call,
     register_format,
@@ -56,9 +58,8 @@ def parse_chat(text: str, think: Think = "reasoning") -> ParsedCalls:
         status: Status = "invalid_json" if found.whole or skip_space(text, found.end) < len(text) else "unclosed"
         return ParsedCalls((failed(status, found.reason, (start, found.end), 0),), 1, int(found.whole))
     entries = _entries(found.value)
-    places = _places(text, start, found.value)
-    read = zip(range(MAX_ATTEMPTS), entries, places)
-    calls = [_call(entry, number, text, place) for number, entry, place in read]
+    read = zip(range(MAX_ATTEMPTS), entries, _places(text, start, found.value))
+    calls = [_call(entry, number, text, span) for number, entry, span in read]
     return _bounded(calls, len(entries))
 
 
@@ -107,18 +108,16 @@ def _entries(value: object) -> list[object]:
     return [value["function_call"]] if value.get("function_call") else []
 
 
-def _places(text: str, start: int, value: object) -> Iterator[tuple[int, int]]:
-    """Where each entry begins, and where its name and arguments stand."""
+def _places(text: str, start: int, value: object) -> Iterator[Span]:
+    """Where each entry begins and ends."""
     if isinstance(value, Mapping):
         calls = value.get("tool_calls")
         wanted = "tool_calls" if calls else "function_call"
         start = next(begin for key, _, _, begin in members(text, start) if key == wanted)
         if not isinstance(calls, list) or not calls:
-            yield (start, start)
+            yield start, scan_plainly(text, start)[1]
             return
-    for begin in elements(text, start):
-        inner = members(text, begin) if text[begin] == "{" else ()
-        yield begin, next((place for key, _, _, place in inner if key == "function"), begin)
+    yield from elements(text, start)
 
 
 def _structured(entry: object, number: int) -> ToolCall:
@@ -137,12 +136,12 @@ def _inner(entry: object) -> object:
     return entry.get("function", entry) if isinstance(entry, Mapping) else entry
 
 
-def _call(entry: object, number: int, text: str, place: tuple[int, int]) -> ToolCall:
-    inner = _inner(entry)
+def _call(entry: object, number: int, text: str, span: Span) -> ToolCall:
+    inner, start = _inner(entry), span[0]
     name, arguments, status, reason, notes = read_call(inner)
-    span = (place[0], scan_plainly(text, place[0])[1])
-    start = place[1] if isinstance(inner, Mapping) else -1
-    return ToolCall(name, arguments, status, reason, span, number, notes, text, start)
+    if inner is not entry:
+        start = next(begin for key, _, _, begin in members(text, start) if key == "function")
+    return made(name, arguments, status, reason, span, number, notes, text, start if isinstance(inner, Mapping) else -1)
 
 
 def _bounded(calls: list[ToolCall], count: int) -> ParsedCalls:

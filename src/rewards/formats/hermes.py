@@ -6,7 +6,7 @@ from functools import partial
 from rewards._frozen import frozen
 from rewards._json import Decoded, decode_at, is_encodable, keys_differ, may_nest, scan_plainly, skip_space
 from rewards._places import elements
-from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Status, Think, ToolCall, read_call, register_format
+from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Status, Think, ToolCall, made, read_call, register_format
 from rewards.formats._blocks import TOO_MANY, Block, failed, next_tag, walk
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -63,10 +63,10 @@ def read_well_formed(text: str, think: Think) -> ParsedCalls | None:
             "_text": text, "_start": begin, "_bounded": True,
         }  # fmt: skip
         calls.append(frozen(ToolCall, fields))
-    made, count = tuple(calls), len(calls)
+    found, count = tuple(calls), len(calls)
     if count > MAX_ATTEMPTS:
         return None
-    return frozen(ParsedCalls, {"calls": made, "num_open": count, "num_close": count, "valid": made})
+    return frozen(ParsedCalls, {"calls": found, "num_open": count, "num_close": count, "valid": found})
 
 
 def _read(text: str, start: int, at: int, number: int, room: int) -> Block:
@@ -127,8 +127,8 @@ def _attempts(
             calls.append(failed(broken, one.reason, span, number))
             continue
         listed = isinstance(one.value, list) and bool(one.value)
-        values = zip(one.value, elements(text, one.start)) if listed else ((one.value, one.start),)
-        for value, place in values:
+        values = zip(one.value, elements(text, one.start)) if listed else ((one.value, (one.start, one.end)),)
+        for value, (place, _) in values:
             if len(calls) > room:
                 return [*calls[:-1], failed(broken, TOO_MANY, span, number)]
             name, arguments, status, reason, notes = read_call(value)
@@ -136,7 +136,7 @@ def _attempts(
                 status, reason = "unclosed", "no closing tag"
             notes = (*notes, "list") if listed else notes
             place = place if isinstance(value, dict) else -1
-            calls.append(ToolCall(name, arguments, status, reason, span, number, notes, text, place))
+            calls.append(made(name, arguments, status, reason, span, number, notes, text, place))
     return calls
 
 

@@ -17,6 +17,10 @@ _TOKEN = re.compile(
     rf"""|(?P<name>{_NAME})|(?P<mark>[()\[\]{{}}:,=]))""",
     re.DOTALL,
 )
+# What Python reads as it stands, escapes of one character aside; ten times sooner than `ast` does.
+_ODD = re.compile(r"[\0\r\ud800-\udfff]|\\[0-7xNuU]")
+_PLAIN_ESCAPES = {"\n": "", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r",
+                  "t": "\t", "v": "\v"}  # fmt: skip
 # Python keeps the backslash of an escape that it does not know, and warns.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
@@ -84,7 +88,7 @@ class _Reader:
     @property
     def span(self) -> Span:
         """Characters of the token."""
-        return (self.at, self.at) if self.found is None else self.found.span(self.kind or 0)
+        return (self.at, self.at) if self.found is None else self.found.span(self.found.lastindex or 0)
 
     def next(self) -> str:
         found = _TOKEN.match(self.text, self.at)
@@ -93,8 +97,8 @@ class _Reader:
             cut = not self.text[self.at :].strip() or rest[:1] in ("'", '"')
             raise _WrongError("unclosed" if cut else "invalid_syntax", f"unexpected {rest or 'end'!r}", self.at)
         self.found, self.at = found, found.end()
-        self.kind = kind = found.lastgroup
-        self.token = token = found[kind or 0]
+        self.kind = found.lastgroup
+        self.token = token = found[found.lastindex or 0]
         return token
 
     def wrong(self, reason: str) -> _WrongError:
@@ -191,12 +195,18 @@ class _Reader:
 def _string(reader: _Reader) -> str:
     if "\\" not in reader.token and reader.token.isprintable():
         return reader.token[1:-1]
+    if not _ODD.search(reader.token):
+        return _ESCAPE.sub(_unescaped, reader.token[1:-1])
     try:
         value = ast.literal_eval(_ESCAPE.sub(_kept, reader.token))
         value.encode()
     except (ValueError, SyntaxError, MemoryError) as error:
         raise reader.wrong("half of a surrogate pair" if isinstance(error, UnicodeError) else str(error)) from None
     return str(value)
+
+
+def _unescaped(escape: "re.Match[str]") -> str:
+    return _PLAIN_ESCAPES.get(escape[1], escape[0])
 
 
 def _kept(escape: "re.Match[str]") -> str:

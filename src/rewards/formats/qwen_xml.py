@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewards._json import decode
-from rewards.calls import ParsedCalls, Places, Span, Status, Think, ToolCall, register_format
-from rewards.formats._blocks import Block, failed, tags, walk
+from rewards.calls import ParsedCalls, Places, Span, Status, Think, ToolCall, made, register_format
+from rewards.formats._blocks import Block, tags, walk
 from rewards.schema import ToolSet, as_toolset, is_instance, schema_error
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -46,59 +46,81 @@ def parse_qwen3_coder(text: str, think: Think = "reasoning") -> ParsedCalls:
     last = text.rfind(_VALUE_END)
 
     def read(text: str, start: int, at: int, number: int, room: int) -> Block:
-        calls: list[ToolCall] = []
-        while not calls or calls[-1].status in ("ok", "invalid_arguments"):
-            if calls and (end := _BLOCK_END.match(text, at)):
-                calls = [replace(call, span=(start, end.end())) for call in calls]
-                return Block(calls, True, end.end())
-            call, at = _function(text, at, last, start, number)
-            calls.append(call)
-        # Nothing of a broken block is a call; the tag that follows is read anew.
-        calls = [replace(call, status=calls[-1].status, reason=calls[-1].reason) for call in calls]
-        return Block(calls, False, at)
+        found: list[_Function] = []
+        end = None
+        while not end:
+            one = _function(text, at, last)
+            at = one.end
+            # One beyond the room says that there are more.
+            if len(found) <= room:
+                found.append(one)
+            if one.status not in ("ok", "invalid_arguments"):
+                # Nothing of a broken block is a call; the tag that follows is read anew.
+                return Block([_call(f, one.status, one.reason, (start, f.end), number) for f in found], False, at)
+            end = _BLOCK_END.match(text, at)
+        span = (start, end.end())
+        return Block([_call(f, f.status, f.reason, span, number) for f in found], True, end.end())
 
     return walk(text, think, _TAGS, read, _CLOSE)
 
 
-def _function(text: str, start: int, last: int, begin: int, number: int) -> tuple[ToolCall, int]:
-    """One function from `start` on, and where it ends or, broken, where to go on."""
+class _Function(NamedTuple):
+    """One function; `end` is where it ends or, broken, where to go on. One that was not read whole has no places."""
+
+    status: Status
+    reason: str | None
+    end: int
+    name: str = ""
+    arguments: Mapping[str, Any] = {}
+    places: Places | None = None
+
+
+def _call(one: _Function, status: Status, reason: str | None, span: Span, number: int) -> ToolCall:
+    notes = ("untyped",) if one.places else ()
+    return made(one.name, one.arguments, status, reason, span, number, notes, places=one.places)
+
+
+def _function(text: str, start: int, last: int) -> _Function:
+    """The function that begins at `start`."""
     head = _FUNCTION.match(text, start)
     if head is None:
         left = text.find("<", start, start + 64) < 0
         status: Status = "unclosed" if left and len(text) - start < 64 else "missing_name"
-        return failed(status, "no <function=name> after the tag", (begin, start), number), start
-    name_span, at = _stripped(text, *head.span(1)), head.end()
+        return _Function(status, "no <function=name> after the tag", start)
+    name, name_span = _stripped(head)
+    at = head.end()
     arguments: dict[str, Any] = {}
     keys: dict[str, Span] = {}
     twice = None
     while parameter := _PARAMETER.match(text, at):
-        if parameter.end() > last:
-            return failed("unclosed", "a parameter without its end", (begin, parameter.end()), number), parameter.end()
-        end = text.find(_VALUE_END, parameter.end())
-        key_span = _stripped(text, *parameter.span(1))
-        key = text[slice(*key_span)]
+        begin = parameter.end()
+        if begin > last:
+            return _Function("unclosed", "a parameter without its end", begin)
+        end = text.find(_VALUE_END, begin)
+        key, span = _stripped(parameter)
         twice = key if key in arguments else twice
-        arguments[key], keys[key] = _value(text[parameter.end() : end]), key_span
+        arguments[key], keys[key] = _value(text[begin:end]), span
         at = end + len(_VALUE_END)
     tail = _FUNCTION_END.match(text, at)
     if tail is None:
         unclosed = not text[at : at + 64].strip()
         reason = "no </function>" if unclosed else "text between the parameters"
-        return failed("unclosed" if unclosed else "invalid_syntax", reason, (begin, at), number), at
-    call = ToolCall(
-        text[slice(*name_span)], arguments, span=(begin, tail.end()), block=number, notes=("untyped",),
-        _places=Places(name_span, keys),
-    )  # fmt: skip
-    if not call.name:
-        call = replace(call, status="missing_name", reason="no name")
+        return _Function("unclosed" if unclosed else "invalid_syntax", reason, at)
+    places = Places(name_span, keys)
     if twice is not None:
-        call = replace(call, arguments={}, status="invalid_arguments", reason=f"parameter {twice[:40]!r} twice")
-    return call, tail.end()
+        return _Function("invalid_arguments", f"parameter {twice[:40]!r} twice", tail.end(), name, {}, places)
+    if not name:
+        return _Function("missing_name", "no name", tail.end(), name, arguments, places)
+    return _Function("ok", None, tail.end(), name, arguments, places)
 
 
-def _stripped(text: str, start: int, end: int) -> Span:
-    inner = text[start:end]
-    return start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())
+def _stripped(tag: "re.Match[str]") -> tuple[str, Span]:
+    """What a tag names, without space around it, and where it stands."""
+    inner, (start, end) = tag[1], tag.span(1)
+    kept = inner.strip()
+    if len(kept) < len(inner):
+        start, end = start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())
+    return kept, (start, end)
 
 
 def _value(text: str) -> str:
