@@ -162,6 +162,13 @@ def difference(routed, plain):
     return {name: routed[name] - plain[name] for name in plain}
 
 
+def assert_close(got, want, tolerance=1e-5):
+    assert got.keys() == want.keys()
+    scale = max(float(g.abs().max()) for g in want.values())
+    assert scale > 0
+    assert max(float((got[name] - want[name]).abs().max()) for name in want) <= tolerance * scale
+
+
 def turns_of(batch, tokenizer):
     """Fields of a scored batch in plain Python, from the scripts: positions in prompt and completion, by field."""
     opening, closing = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))

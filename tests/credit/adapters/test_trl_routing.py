@@ -9,7 +9,6 @@ from trl import GRPOTrainer
 
 import moe_routing as mr
 from credit.adapters import trl_routing
-from credit.adapters.trl_checkpoints import WholeCheckpoints
 from credit.adapters.trl_ranks import require_own_rows
 from credit.adapters.trl_routing import RoutedGRPOTrainer
 from moe_routing.adapters.transformers import RoutingControl
@@ -29,13 +28,6 @@ def steered(tokenizer, tmp_path_factory):
     return run.train(tokenizer, tmp_path_factory.mktemp("steered"), run.STRONG)
 
 
-def assert_close(got, want, tolerance=1e-5):
-    assert got.keys() == want.keys()
-    scale = max(float(g.abs().max()) for g in want.values())
-    assert scale > 0
-    assert max(float((got[name] - want[name]).abs().max()) for name in want) <= tolerance * scale
-
-
 @pytest.mark.parametrize("changes", [{}, {"num_iterations": 2}, {"gradient_checkpointing": True}])
 def test_injected_gradient_is_that_of_the_objective(tokenizer, tmp_path, plain, changes):
     trainer, batches, (gradient,), _ = run.train(tokenizer, tmp_path, run.STRONG | {"rho": False}, **changes)
@@ -47,7 +39,7 @@ def test_injected_gradient_is_that_of_the_objective(tokenizer, tmp_path, plain, 
     got = run.difference(gradient, plain)
     rest = got.keys() - want.keys()
     assert all(float(got[name].abs().max()) < 1e-5 for name in rest)
-    assert_close({name: got[name] for name in want}, want)
+    run.assert_close({name: got[name] for name in want}, want)
 
 
 def test_log(steered):
@@ -101,7 +93,7 @@ def test_steps_that_share_a_generation_batch(tokenizer, tmp_path, shared):
     model = run.tiny_moe(tokenizer).train()
     (-2 * run.objective(model, batches[0], tokenizer, **run.STRONG)).backward()
     want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
+    run.assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
 
 
 def test_every_pass_over_a_generation_batch_is_steered_alike(tokenizer, tmp_path, shared):
@@ -116,7 +108,7 @@ def test_every_pass_over_a_generation_batch_is_steered_alike(tokenizer, tmp_path
     want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     for first in (0, 2):
         parts = [run.difference(routed[first + i], shared[i]) for i in range(2)]
-        assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
+        run.assert_close({name: parts[0][name] + parts[1][name] for name in want}, want)
 
 
 def test_the_last_window_of_an_epoch_may_be_short(tokenizer, tmp_path):
@@ -134,7 +126,7 @@ def test_the_last_window_of_an_epoch_may_be_short(tokenizer, tmp_path):
             (-run.objective(model, batch, tokenizer, **run.STRONG) / len(own)).backward()
         want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         got = run.difference(routed[step], plain[step])
-        assert_close({name: got[name] for name in want}, want)
+        run.assert_close({name: got[name] for name in want}, want)
 
 
 def test_a_step_of_several_generation_batches(tokenizer, tmp_path):
@@ -155,7 +147,7 @@ def test_a_step_of_several_generation_batches(tokenizer, tmp_path):
         (-run.objective(model, batch, tokenizer, **run.STRONG) / 2).backward()
     want = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     got = run.difference(routed, plain)
-    assert_close({name: got[name] for name in want}, want)
+    run.assert_close({name: got[name] for name in want}, want)
 
 
 def test_an_adapter_learns_from_it(tokenizer, tmp_path):
@@ -167,7 +159,7 @@ def test_an_adapter_learns_from_it(tokenizer, tmp_path):
     model = run.tiny_moe(tokenizer, adapter=True).train()
     (-run.objective(model, batches[0], tokenizer, **run.STRONG)).backward()
     got = run.difference(routed, plain)
-    assert_close(got, {name: model.get_parameter(name).grad for name in got})
+    run.assert_close(got, {name: model.get_parameter(name).grad for name in got})
 
 
 def test_a_scale_that_cannot_be_read_is_refused():
@@ -239,7 +231,7 @@ def test_an_error_in_a_step_leaves_nothing_bound(tokenizer, tmp_path, monkeypatc
         trainer.model.zero_grad()
         trainer.training_step(trainer.model, batch, None)
     got = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
-    assert_close(got, want[0])
+    run.assert_close(got, want[0])
 
 
 def early(field, width):
@@ -292,63 +284,12 @@ def test_multimodal_batches_are_refused(steered):
         trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2, num_images=[1, 1])
 
 
-def check_resumed(whole, resumed):
-    """Gradients to the last bit, the log, and what the next checkpoint would hold."""
-    assert [entry["routing/gate"] for entry in whole["log"]] == [0.0, 0.0, 0.0, 1.0]
-    assert len(whole["gradients"]) == 4
-    assert len(resumed["gradients"]) == 2
-    for want, got in zip(whole["gradients"][2:], resumed["gradients"], strict=True):
-        assert all(torch.equal(got[name], want[name]) for name in want)
-    assert resumed["log"] == whole["log"]
-    for name in ("first", "last"):
-        want, got = (run["state"]["summaries"][name]["usage"] for run in (whole, resumed))
-        assert torch.equal(want, got)
-    assert resumed["state"]["gate"] == whole["state"]["gate"]
-
-
-@pytest.fixture(scope="module")
-def whole(tokenizer, tmp_path_factory):
-    """A run of four steps, and where it left its checkpoints."""
-    folder = tmp_path_factory.mktemp("whole")
-    return run.four_steps(tokenizer, folder), folder
-
-
-def test_a_resumed_run_goes_on_as_it_would_have(tokenizer, whole):
-    check_resumed(whole[0], run.four_steps(tokenizer, whole[1], checkpoint="checkpoint-2"))
-
-
-LOSES = {
-    "the gate": (mr.EntropyGate, "load_state_dict", lambda gate, state: None),
-    "the first summary": (TurnRouting, "load_state_dict", lambda hook, s: hook.control.gate.load_state_dict(s["gate"])),
-    "the experts": (WholeCheckpoints, "_issue_warnings_after_load", lambda trainer, result: None),
-}
-
-
-@pytest.mark.parametrize("lost", LOSES)
-def test_what_a_resumed_run_loses_is_noticed(tokenizer, whole, monkeypatch, lost):
-    monkeypatch.setattr(*LOSES[lost])
-    with pytest.raises(AssertionError):
-        test_a_resumed_run_goes_on_as_it_would_have(tokenizer, whole)
-
-
-def test_every_rank_resumes(two):
-    for rank in two:
-        check_resumed(rank["routing"]["whole"], rank["routing"]["resumed"])
-
-
-def test_a_checkpoint_without_routing_is_told(tokenizer, tmp_path):
-    saved = {"save_strategy": "steps", "save_steps": 1}
-    run.train(tokenizer, tmp_path, **saved)
-    with pytest.warns(RuntimeWarning, match=r"checkpoint-1 holds no routing_state\.pt: routing control starts anew"):
-        run.train(tokenizer, tmp_path, run.STRONG, resume=str(tmp_path / "checkpoint-1"), max_steps=2)
-
-
 def test_two_ranks_inject_what_one_does(two, plain, steered):
     trainer, _, (gradient,), _ = steered
     want = run.difference(gradient, plain)
     for result in (rank["routing"] for rank in two):
-        assert_close(result["injected"], want)
-        assert_close(result["spread"], want)  # experts that lie on two ranks, each of which has rows of its own
+        run.assert_close(result["injected"], want)
+        run.assert_close(result["spread"], want)  # experts that lie on two ranks, each of which has rows of its own
         one = {key: value for key, value in trainer.state.log_history[0].items() if key.startswith("routing/")}
         assert result["log"].keys() == one.keys() >= {"routing/load_cv", "routing/specialization_gap_tool"}
         own = {"routing/survived"}  # of this rank
