@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from credit._safe import require_shape
 from moe_routing.adapters.weights import ReplaceableRouter, remove, replaceable_routers, replaced, stacked
-from moe_routing.adapters.wiring import Observe, Replace, acts_here, in_backward, wire
+from moe_routing.adapters.wiring import Attached, Observe, Replace, acts_here, in_backward, wire
 from moe_routing.fields import check_tokens
 from moe_routing.interventions import recorded_selection, replayed_selection
 
@@ -151,8 +151,10 @@ def record_selection(model: nn.Module) -> Iterator[SelectionTrace]:
 
         return keep
 
-    attached = [wire(router.site.module).observe(keeper(layer)) for layer, router in enumerate(routers)]
+    attached: list[Attached] = []
     try:
+        for layer, router in enumerate(routers):
+            attached.append(wire(router.site.module).observe(keeper(layer)))
         yield trace
     finally:
         remove(attached)

@@ -107,8 +107,8 @@ def _replaceable(site: RouterSite) -> ReplaceableRouter:
 
 
 def stacked(layers: dict[int, Tensor], count: int) -> Int[Tensor, "tokens layers k"]:
-    """One selection per layer as the array that rollout engines record."""
-    return torch.stack([layers[layer] for layer in range(count)], dim=1)
+    """One selection per layer as the array that rollout engines record, on the device of the first."""
+    return torch.stack([layers[layer].to(layers[0].device) for layer in range(count)], dim=1)
 
 
 @contextmanager
@@ -139,11 +139,10 @@ def replaced(
 
         return run
 
-    attached = [
-        wire(router.site.module).replace(role, within(layer, change(layer, router)))
-        for layer, router in enumerate(routers)
-    ]
+    attached: list[Attached] = []
     try:
+        for layer, router in enumerate(routers):
+            attached.append(wire(router.site.module).replace(role, within(layer, change(layer, router))))
         yield
     finally:
         remove(attached)

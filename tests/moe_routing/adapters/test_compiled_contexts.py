@@ -12,7 +12,7 @@ from moe_routing.adapters.wiring import Wiring
 from tests.moe_routing.adapters import contexts, steering
 from tests.moe_routing.adapters.tiny_families import tiny_model
 
-NAMES = ("replay", "consensus", "record", "summary", "low rank")
+NAMES = ("control", "replay", "consensus", "record", "summary", "low rank")
 
 
 @pytest.fixture(autouse=True)

@@ -309,3 +309,18 @@ MUTANTS = [
 def test_mutants_are_killed(mutant, monkeypatch):
     with pytest.raises((AssertionError, RuntimeError, ValueError, pytest.fail.Exception)):
         mutant(monkeypatch)
+
+
+def test_a_context_that_is_interrupted_on_entering_leaves_nothing(model, monkeypatch):
+    before, wired = (wiring(model), state(model)), []
+
+    def second_fails(module, plain=weights.wire):
+        if wired:
+            raise InterruptError
+        wired.append(module)
+        return plain(module)
+
+    monkeypatch.setattr(weights, "wire", second_fails)
+    with pytest.raises(InterruptError):
+        CONTEXTS["replay"](model).__enter__()
+    assert_untouched(model, before)
