@@ -37,7 +37,7 @@ def test_layers_are_not_pooled():
 
 
 def test_padding_and_unrecorded_rows_do_not_count():
-    probs = torch.tensor([[0.9, 0.1], [0.1, 0.9], [math.nan, 0.5], [0.5, 0.5]])
+    probs = torch.tensor([[0.9, 0.1], [0.1, 0.9], [math.nan, 0.5], [0.8, 0.2]])
     selected = torch.tensor([[0], [1], [0], [-1]])
     loss = load_balancing_loss(probs, selected, torch.tensor([1, 1, 0, 1]))
     assert_close(loss, torch.tensor(1.0))

@@ -41,6 +41,11 @@ def test_hysteresis_delays_only_the_reopening():
     assert [gate(h) for h in (0.19, 0.21, 0.19, 0.15, 0.19)] == [1.0, 0.0, 0.0, 1.0, 1.0]
 
 
+def test_hysteresis_is_that_of_both_ends():
+    gate = EntropyGate(0.1, 0.3, hysteresis=0.05)
+    assert [gate(h) for h in (0.12, 0.09, 0.12, 0.2, 0.12)] == [1.0, 0.0, 0.0, 1.0, 1.0]
+
+
 def test_a_resumed_gate_goes_on_as_the_first_one():
     gate, resumed = EntropyGate(0.0, 0.2, hysteresis=0.05), EntropyGate(0.0, 0.2, hysteresis=0.05)
     gate(0.5)

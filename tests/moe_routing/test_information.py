@@ -121,6 +121,7 @@ def test_too_few_turns_give_no_signal(turns):
     labels = torch.arange(8)[:, None] % 2 == 0
     stats = TurnStatistics.from_usage(eight, labels, torch.ones(8, dtype=torch.bool))
     assert turn_control(stats.pmi(), labels, torch.ones(8, dtype=torch.long), 8).abs().max() > 0
+    assert turn_objective(eight, labels, torch.ones(8, dtype=torch.bool)) > 0
 
 
 def test_pmi_is_clamped_and_a_lone_expert_is_fully_informative():
@@ -161,7 +162,9 @@ def test_a_turn_that_is_not_finite_takes_no_part():
     assert int(got.num_turns) == 19
     assert torch.equal(got.pmi(), expected.pmi())
     leaf = broken.requires_grad_()
-    turn_objective(leaf, labels, eligible).sum().backward()
+    value = turn_objective(leaf, labels, eligible)
+    assert_close(value.detach(), turn_objective(usage, labels, without))
+    value.sum().backward()
     assert leaf.grad.isfinite().all()
 
 

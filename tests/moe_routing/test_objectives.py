@@ -123,6 +123,15 @@ def test_nothing_to_compare():
         assert z.grad.eq(0).all()
 
 
+def test_field_ids_of_any_size_are_told_apart():
+    """One number for each triple would wrap around, and triples of different trajectories would share it."""
+    trajectory = torch.tensor([2**62, 0, 2**62, 0, 2**61])
+    turn = torch.tensor([0, 2**40, 2**40, 0, 1])
+    ids, triples = field_ids(trajectory, turn, torch.tensor([1, 0, 0, 1, 0]))
+    assert triples.tolist() == [[0, 0, 1], [0, 2**40, 0], [2**61, 1, 0], [2**62, 0, 1], [2**62, 2**40, 0]]
+    assert ids.tolist() == [3, 1, 4, 0, 2]
+
+
 def test_field_ids_number_the_triples_that_occur():
     trajectory = torch.tensor([7, 7, 7, 7, 0, 0, -1])
     turn = torch.tensor([0, 0, 0, 1, 3, -1, 0])

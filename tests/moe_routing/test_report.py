@@ -11,6 +11,7 @@ import torch
 
 import moe_routing as mr
 from moe_routing.report import CURVES, report_data
+from moe_routing.selection import FieldSelection
 
 LAYERS, TOKENS, EXPERTS, K, OPERATIONS = 3, 24, 5, 2, ["read", "create", "<script>$x_1$"]
 
@@ -92,6 +93,26 @@ def test_summaries_of_trajectories_add_up():
     assert torch.equal(joined.shifts, whole.shifts)
     assert joined.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
     assert whole.reduce().metrics() == whole.metrics()
+
+
+def test_load_is_that_of_trajectories_that_selected_anything():
+    given = batch()
+    selected, inside = given["selected"].clone(), given["field"] >= 0
+    selected[:, 12:] = -1  # the second trajectory was not recorded
+    found = mr.RoutingSummary.of(**given | {"selected": selected}).load_cv
+    assert found.count.tolist() == [1] * LAYERS
+    first = torch.where(inside & (torch.arange(TOKENS) < 12), 0, -1)
+    want = torch.cat([mr.load_cv(layer, first, EXPERTS) for layer in given["selected"]])
+    torch.testing.assert_close(found.compute().float(), want)
+    fields = FieldSelection.stack(
+        [
+            FieldSelection.of(layer, torch.zeros(TOKENS), given["field"], len(given["labels"]), EXPERTS)
+            for layer in given["selected"]
+        ]
+    )
+    outside = mr.RoutingSummary.from_fields(fields, given["labels"], torch.tensor([0, 0, -1, -1, -1])).load_cv
+    assert outside.count.tolist() == [1] * LAYERS
+    torch.testing.assert_close(outside.compute().float(), want)
 
 
 def test_divergence_is_nothing_for_one_usage_and_everything_for_disjoint_experts():

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from torch.testing import assert_close
@@ -71,6 +72,14 @@ def test_equal_recordings_do_not_drift_whatever_their_order():
     drift = routing_drift(selected.flip(1), selected, torch.rand(3, 4), torch.ones(3, dtype=torch.bool))
     assert (drift.exact_match.item(), drift.jaccard.item(), drift.selected_mass.item()) == (1, 1, 1)
     assert drift.tokens.item() == 2
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_token_that_one_recording_lacks_is_no_drift(absent):
+    whole, partial = torch.tensor([[0, 3], [2, 1]]), torch.tensor([[-1, -1], [2, 1]])
+    pair = (partial, whole) if absent == 0 else (whole, partial)
+    drift = routing_drift(*pair, torch.rand(2, 4), torch.ones(2, dtype=torch.bool))
+    assert (drift.exact_match.item(), drift.tokens.item()) == (1, 1)
 
 
 def test_a_token_without_probabilities_is_no_drift():

@@ -99,6 +99,25 @@ def test_variants_survive_logits_that_are_not_finite(bad, activation):
         assert torch.autograd.grad(loss.sum(), z)[0].isfinite().all()
 
 
+def test_a_consensus_that_a_token_has_pruned_is_out_of_its_reach():
+    z = torch.zeros(3, 4)
+    z[1, 0] = -math.inf
+    z.requires_grad_()
+    loss, valid = routing_reg(z, torch.tensor([[0, 1]] * 3), torch.zeros(3, dtype=torch.long))
+    assert valid.tolist() == [True, False, True]
+    assert_close(loss.detach(), torch.tensor([math.log(4), 0.0, math.log(4)]))
+    loss.sum().backward()
+    assert z.grad.isfinite().all()
+    assert z.grad[1].eq(0).all()
+
+
+def test_a_token_that_was_not_recorded_has_no_outliers():
+    selected = torch.tensor([[1], [1], [-1]])
+    loss, valid = outlier_reg(torch.zeros(3, 4), selected, torch.zeros(3, dtype=torch.long), size=1)
+    assert valid.tolist() == [True, True, False]
+    assert loss.tolist() == [0, 0, 0]
+
+
 def test_variants_of_a_batch_of_prompts_are_zero():
     z = torch.randn(3, 4, requires_grad=True)
     selected, field = torch.zeros(3, 2, dtype=torch.long), torch.full((3,), -1)
