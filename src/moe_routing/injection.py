@@ -126,13 +126,16 @@ def router_injection(
         logits, grad_in, field, control, selected, num_pairs, lambda_turn, lambda_token, gap_threshold, gate,
         activation, target, rho,
     )  # fmt: skip
-    injected = torch.zeros(grad_in.shape, dtype=steering.table.dtype, device=grad_in.device)
-    finite, nothing = torch.isfinite(row_norm(grad_in)), injected.new_zeros(())
+    injected = torch.empty(grad_in.shape, dtype=steering.table.dtype, device=grad_in.device)
+    # rho is 0, and with it the scale, where the gradient is not finite.
+    finite = torch.ones_like(steering.active) if rho else torch.isfinite(row_norm(grad_in))
     for tokens, injection, active in steering.blocks(logits):
-        if injection is not None:
-            torch.mul(injection, steering.scale[tokens, None], out=injected[tokens])
-            counted = active & finite[tokens] & torch.isfinite(injected[tokens].sum(-1))
-            replace_rows_(injected[tokens], ~counted, nothing.expand_as(injection))
+        if injection is None:
+            injected[tokens] = 0
+        else:
+            out = torch.mul(injection, steering.scale[tokens, None], out=injected[tokens])
+            counted = active & finite[tokens] & torch.isfinite(out.sum(-1))
+            replace_rows_(out, ~counted, out.new_zeros(()).expand_as(out))
     return injected
 
 
@@ -175,9 +178,17 @@ def add_injection(
     tensor([[1.5000, 2.5000],
             [1.0000,    nan]])
     """
-    grad_out = torch.empty_like(grad_in)
-    _add(grad_in, injection, injection.new_ones(injection.shape[0]), row_norm(injection) > 0, grad_out)
+    grad_out = (grad_in.to(injection.dtype) + injection).to(grad_in.dtype)
+    _restore(grad_in, injection.dtype, _moving(injection), grad_out)
     return grad_out
+
+
+def _moving(injection: Tensor) -> Tensor:
+    """Rows with a number that is not 0; of one that is not finite nothing is promised."""
+    # One number of each row usually settles it, and norms take longer than the addition.
+    if on_processor(injection) and injection.numel() and bool(injection[:, 0].all()):
+        return torch.ones_like(injection[:, 0], dtype=torch.bool)
+    return row_norm(injection) > 0
 
 
 def _add(grad_in: Tensor, injection: Tensor, scale: Tensor, active: Tensor, out: Tensor) -> Tensor:
@@ -186,8 +197,13 @@ def _add(grad_in: Tensor, injection: Tensor, scale: Tensor, active: Tensor, out:
         torch.addcmul(grad_in, injection, scale[:, None], out=out)
     else:
         out.copy_(torch.addcmul(grad_in.to(injection.dtype), injection, scale[:, None]))
+    return _restore(grad_in, injection.dtype, active, out)
+
+
+def _restore(grad_in: Tensor, dtype: torch.dtype, active: Tensor, out: Tensor) -> Tensor:
+    """Take inactive rows and those that are not finite back to ``grad_in``; return the others."""
     # If one sum over all is finite, every entry is.
-    if not (on_processor(out) and math.isfinite(out.sum(dtype=injection.dtype).item())):
+    if not (on_processor(out) and math.isfinite(out.sum(dtype=dtype).item())):
         active = active & torch.isfinite(out).all(-1)
     replace_rows_(out, ~active, grad_in)
     return active

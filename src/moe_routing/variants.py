@@ -12,6 +12,7 @@ from credit._safe import compute_dtype, require_matrix, require_shape, safe_divi
 from moe_routing.blocks import select_rows
 from moe_routing.consensus import consensus_experts, consensus_mask
 from moe_routing.fields import check_selection, check_tokens, neighbours, recorded_rows, shift_rows
+from moe_routing.overlap import neighbour_overlap
 from moe_routing.router import Activation, router_log_probs, router_probs, usable_rows
 from moe_routing.sums import SumCount
 
@@ -75,7 +76,7 @@ def switch_reg(
     z, usable = _usable(logits, selected, field)
     probs = router_probs(z, activation)
     valid = neighbours(field) & usable & shift_rows(usable)
-    return select(valid, 1 - (shift_rows(probs) * probs).sum(-1)), valid
+    return select(valid, 1 - neighbour_overlap(probs)), valid
 
 
 def outlier_reg(
