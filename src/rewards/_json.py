@@ -93,7 +93,7 @@ def depth_exceeds(value: object, limit: int = MAX_DEPTH) -> bool:
 
 def _fault(text: str, value: Any, start: int, end: int) -> str | None:
     """What the grammar allows and a scorer cannot use: endless nesting, halves of a surrogate pair."""
-    if text.count("{", start, end) + text.count("[", start, end) > MAX_DEPTH and depth_exceeds(value):
+    if may_nest(text, start, end) and depth_exceeds(value):
         return _TOO_DEEP
     try:
         if text.find("\\u", start, end) >= 0:
@@ -155,6 +155,8 @@ def _has_keys(value: Any, number: int) -> bool:
 
 def skip_space(text: str, start: int) -> int:
     """The first position from `start` on that is not JSON white space."""
+    if text[start : start + 1] > " ":
+        return start
     return _SPACE.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches the empty string
 
 

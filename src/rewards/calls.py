@@ -19,10 +19,10 @@ MAX_ATTEMPTS = 4096
 
 
 class Places(NamedTuple):
-    """Where a call that is not JSON has its name and its keys."""
+    """Where a call that is not JSON has its name and its keys; without keys, its arguments are JSON at `_start`."""
 
     name: Span | None
-    keys: Mapping[str, Span]
+    keys: Mapping[str, Span] | None
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class ToolCall:
     @cached_property
     def key_spans(self) -> dict[str, Span]:
         """Characters of each top-level argument key in the text, without their quotes."""
-        if self._places is not None:
+        if self._places is not None and self._places.keys is not None:
             return dict(self._places.keys)
-        outer = self._members()
+        outer = {"arguments": self._start} if self._places is not None else self._members()
         at = outer.get("arguments", outer.get("parameters"))
         if at is None or not self.arguments:
             return {}

@@ -147,7 +147,8 @@ def check_a_broken_block_does_not_swallow_the_next() -> None:
 
 
 def check_python_values() -> None:
-    text = r"""[a.b(x=(1, 2), y=-1.5e3, z={'k': [True, None,],}, w="it's \d \n", v=(), u=(1,), t='\x41 \d'), Get Weather(a=.5)]"""
+    text = r"""[a.b(x=(1, 2), y=-1.5e3, z={'k': [True, None,],}, w="it's \d \n", v=(), u=(1,),
+        t='\x41 \d'), Get Weather(a=.5)]"""
     first, second = parse_tool_calls(text, "pythonic").valid
     assert first.name == "a.b"
     assert first.arguments == {

@@ -97,7 +97,13 @@ def decode_to(text: str, start: int, pattern: "re.Pattern[str]") -> Decoded:
     while found.cut and end < len(text):
         end = next_tag(text, start + 2 * (end - start), pattern)
         found = decode_at(text[start:end], 0)
-    return found._replace(start=start, end=start + found.end)
+    return moved(found, start)
+
+
+def moved(found: Decoded, by: int) -> Decoded:
+    """What was decoded in a window that begins at `by`."""
+    value, reason, start, end, whole, cut = found
+    return Decoded(value, reason, start + by, end + by, whole, cut)
 
 
 def next_tag(text: str, start: int, pattern: "re.Pattern[str]") -> int:
@@ -119,7 +125,7 @@ def calls_of(text: str, found: Decoded, span: Span, block: int) -> list[ToolCall
     listed = isinstance(found.value, list) and bool(found.value)
     values = found.value if listed else [found.value]
     calls: list[ToolCall] = []
-    places = elements(text, found.start) if listed else iter(((found.start, found.end),))
+    places = elements(text, found.start) if listed else ((found.start, found.end),)
     for value, (start, _) in zip(values, places):
         if len(calls) > MAX_ATTEMPTS:
             break

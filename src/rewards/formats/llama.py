@@ -4,7 +4,7 @@ import re
 
 from rewards._json import decode_at, skip_space
 from rewards.calls import MAX_ATTEMPTS, ParsedCalls, Think, ToolCall, register_format
-from rewards.formats._blocks import TOO_MANY, after_reasoning, calls_of, decode_to, failed, next_tag
+from rewards.formats._blocks import TOO_MANY, after_reasoning, calls_of, decode_to, failed, moved, next_tag
 
 _TAG = "<|python_tag|>"
 _TAGS = re.compile(re.escape(_TAG))
@@ -59,7 +59,7 @@ def _run(text: str, at: int, number: int) -> tuple[list[ToolCall], int, int, int
             base, end = at, next_tag(text, at, _TAGS)
             window = text[base:end]
         found = decode_at(window, at - base)
-        found = found._replace(start=at, end=base + found.end)
+        found = moved(found, base)
         if found.cut:
             found = decode_to(text, at, _TAGS)
         calls += calls_of(text, found, (at, found.end), number + opened)

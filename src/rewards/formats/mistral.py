@@ -3,8 +3,7 @@
 import re
 
 from rewards._json import Decoded, skip_space
-from rewards._places import members
-from rewards.calls import ParsedCalls, Places, Think, ToolCall, read_call, register_format
+from rewards.calls import ParsedCalls, Places, Think, made, read_call, register_format
 from rewards.formats._blocks import Block, calls_of, decode_to, failed, tags, walk
 
 _TAGS = tags("[TOOL_CALLS]")
@@ -47,10 +46,8 @@ def _block(text: str, start: int, at: int, number: int, room: int) -> Block:
     if found.reason is not None:
         return Block(calls_of(text, found, span, number), found.whole, _resume(found))
     name, arguments, status, reason, notes = read_call({"name": head[1], "arguments": found.value})
-    keys = {}
-    if isinstance(found.value, dict):
-        keys = {key: (first, last) for key, first, last, _ in members(text, found.start)}
-    call = ToolCall(name, arguments, status, reason, span, number, notes, _places=Places(head.span(1), keys))
+    places = Places(head.span(1), None if isinstance(found.value, dict) else {})
+    call = made(name, arguments, status, reason, span, number, notes, text, found.start, places)
     return Block([call], True, found.end)
 
 
