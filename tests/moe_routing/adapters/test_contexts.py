@@ -238,6 +238,54 @@ def test_a_recompute_outside_is_not_silent(model, name, reentrant):
         loss.backward()
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["replay", "low rank", "control"])
+def test_a_recompute_in_a_thread_of_autograd_counts_as_inside(model, name, reentrant):
+    """On a GPU the backward pass, and with it the recompute, runs in a thread of its own."""
+    model.train()
+    with CONTEXTS[name](model) as active:
+        want = step(model, active, lambda loss: loss.backward())
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+
+    def elsewhere(loss):
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+
+    with CONTEXTS[name](model) as active:
+        assert steering.equal(step(model, active, elsewhere), want)
+
+
+def step(model, active, backward):
+    """Gradients of a step whose backward is run by ``backward``; bound, if a control is active."""
+    with ExitStack() as stack:
+        if isinstance(active, RoutingControl):
+            stack.enter_context(active.bind(steering.fields(), steering.record(active, model)))
+        backward(steering.forward(model, steering.tokens()))
+    return steering.gradients(model)
+
+
+@pytest.mark.parametrize("name", ["replay", "low rank"])
+def test_a_control_steers_what_an_intervention_made_in_either_order(model, name):
+    """The router's own weights get the same either way; ``reach="router"`` gives nothing else to the rest."""
+    with CONTEXTS[name](model):
+        base = steering.plain(model)
+    found = {}
+    for reach in ("backbone", "router"):
+        options = {"reach": reach} | steering.STRONG
+        with CONTEXTS[name](model), RoutingControl(model, **options) as control:
+            found[reach] = steering.steered(model, control, steering.record(control, model))
+        with RoutingControl(model, **options) as control, CONTEXTS[name](model):
+            assert steering.equal(found[reach], steering.steered(model, control, steering.record(control, model)))
+    last = "layers.1.mlp.gate.weight"
+    torch.testing.assert_close(found["router"][last], found["backbone"][last], rtol=1e-12, atol=1e-12)
+    assert float((found["router"][last] - base[last]).abs().max()) > 1e-2
+    rest = [key for key in base if not key.endswith("gate.weight")]
+    assert all(torch.equal(found["router"][key], base[key]) for key in rest)
+    assert not all(torch.equal(found["backbone"][key], base[key]) for key in rest)
+
+
 @pytest.mark.parametrize("name", INTERVENTIONS)
 def test_a_plain_backward_may_come_after_the_context(model, name):
     with CONTEXTS[name](model):
@@ -276,6 +324,11 @@ def hooks_of_a_thread(monkeypatch):
     test_a_forward_in_another_thread_is_untouched(tiny_model("qwen3_moe"), "replay")
 
 
+def threads_of_autograd_left_out(monkeypatch):
+    monkeypatch.setattr("moe_routing.adapters.wiring.in_backward", lambda: False)
+    test_a_recompute_in_a_thread_of_autograd_counts_as_inside(tiny_model("qwen3_moe"), "low rank", True)
+
+
 def no_notice_of_a_recompute(monkeypatch):
     monkeypatch.setattr(weights, "in_reentrant_checkpoint", lambda: False)
     test_a_recompute_outside_is_not_silent(tiny_model("qwen3_moe"), "low rank", True)
@@ -298,6 +351,7 @@ def the_later_one_first(monkeypatch):
 
 MUTANTS = [
     hooks_of_a_thread,
+    threads_of_autograd_left_out,
     no_notice_of_a_recompute,
     one_forward_over_another,
     a_wiring_that_stays,
