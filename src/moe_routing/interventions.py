@@ -117,9 +117,10 @@ def selected_weights(
     if not renormalise:
         return scale * chosen
     total = chosen.sum(-1, keepdim=True)
+    if on_processor(total) and total.numel() and total.amin().item() >= _LOST_MASS:
+        weights = chosen / total
+        return weights if scale == 1 else scale * weights
     lost = total < _LOST_MASS
-    if on_processor(lost) and not bool(lost.any()):
-        return scale * (chosen / total)
     # The clamp gives pruned experts (-inf) equal shares where nothing else was selected.
     limit = torch.softmax(logits.float().gather(1, selected).clamp(min=torch.finfo(torch.float32).min), dim=-1)
     return scale * torch.where(lost, limit, chosen / torch.where(lost, 1.0, total))
