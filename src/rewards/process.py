@@ -156,7 +156,7 @@ def read_turns(
             turn = parse(turn, "reasoning")
         elif not isinstance(turn, ParsedCalls):
             raise TypeError(f"turns[{len(steps)}]: expected a text or ParsedCalls, got {type(turn).__name__}")
-        steps.append(type_arguments(turn, tools))
+        steps.append(type_arguments(turn, tools) if turn.calls else turn)
     return steps
 
 

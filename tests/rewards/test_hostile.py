@@ -4,12 +4,26 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards import answer_calls, loose_match, parse_tool_calls, process_score, reference_rule, validate_call
+from rewards import (
+    ParsedCalls,
+    ToolCall,
+    action_score,
+    answer_calls,
+    as_gold,
+    loose_match,
+    matching,
+    parse_tool_calls,
+    process_score,
+    reference_rule,
+    validate_call,
+)
 from rewards.calls import MAX_ATTEMPTS
 from tests.rewards.checks import CLOSE, OPEN, TOOLS, block, call
 
@@ -101,6 +115,14 @@ WIDE = {
         "a message of many keys": _KEYS[:-1] + ',"tool_calls":[{"name":"f"}]}',
     },
     "mistral": {"lists in one argument": f'[TOOL_CALLS]f{{"a":{_LISTS}}}', "many keys": f"[TOOL_CALLS]f{_KEYS}"},
+    "pythonic": {
+        "strings with escapes": "[f(a=[" + "'\\n'," * (SIZE // 5 - 10) + "])]",
+        "strings with tabs": "[f(a=[" + "'\t'," * (SIZE // 4 - 10) + "])]",
+    },
+    "qwen3_coder": {
+        "functions in one tag": OPEN + "<function=f></function>" * (SIZE // 23 - 2) + CLOSE,
+        "functions in one broken tag": OPEN + "<function=f></function>" * (SIZE // 23 - 2) + "x" + CLOSE,
+    },
 }
 
 
@@ -113,6 +135,77 @@ def test_a_hostile_megabyte_takes_half_a_second(format: str) -> None:
     texts = {name: text[:SIZE] for name, text in (TEXTS | own | WIDE.get(format, {})).items()}
     given = json.dumps([texts, [format]]).encode()
     subprocess.run([sys.executable, "-c", _TIMED], input=given, check=True)
+
+
+# Almost-JSON in one tag: what the lenient reader reads value by value.
+LENIENT = {
+    "single quotes": "'" * SIZE,
+    "strings": '"" ' * (SIZE // 3),
+    "lists": "[]" * (SIZE // 2),
+    "ones": "1 " * (SIZE // 2),
+    "keys without quotes": "{" + ",".join(f"k{i}:1" for i in range(SIZE // 10)) + "}",
+    "single-quoted keys": "{" + ",".join(f"'{i}':1" for i in range(SIZE // 10)) + "}",
+    "arguments in strings": json.dumps([{"name": "f", "arguments": '{"a": 1}'}] * (SIZE // 45)),
+    "trailing commas": "[" + "[1,]," * (SIZE // 5) + "]",
+    "comments": "[" + "1/**/," * (SIZE // 6) + "]",
+    "escapes": "{'a': '" + "\\x41" * (SIZE // 4) + "'}",
+}
+_LENIENT_TIMED = """
+import json, sys, time
+from rewards import parse_lenient
+slow = []
+for name, text in json.load(sys.stdin).items():
+    took = []
+    while not took or (min(took) >= 0.5 and len(took) < 3):
+        began = time.process_time()
+        parse_lenient(text)
+        took.append(time.process_time() - began)
+    if min(took) >= 0.5:
+        slow.append((name, min(took)))
+assert not slow, slow
+"""
+
+
+def test_a_megabyte_is_repaired_in_half_a_second() -> None:
+    given = json.dumps({name: OPEN + text + CLOSE for name, text in LENIENT.items()}).encode()
+    subprocess.run([sys.executable, "-c", _LENIENT_TIMED], input=given, check=True)
+
+
+_KEYS_OF_ONE = "abcdefgh"
+# Arguments of 4,096 predicted calls, and of 100 gold calls of the same name, none of them right.
+CROWDS: dict[str, Callable[[int], dict[str, object]]] = {
+    "one number": lambda i: {"a": i},
+    "one key differs": lambda i: {**dict.fromkeys(_KEYS_OF_ONE, 1), "a": i},
+    "a value more each": lambda i: dict.fromkeys(_KEYS_OF_ONE[: abs(i) % 8], i),
+    "keys of their own": lambda i: {f"k{i}": 1},
+    "nulls": lambda i: {"a": None, "b": i},
+    "lists": lambda i: {"a": [1, None, i]},
+    "objects with nulls": lambda i: {"a": {"b": None, "c": i}},
+    "numbers that hash alike": lambda i: {"a": i * (2**61 - 1)},
+}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+def test_calls_of_one_name_are_not_compared_each_with_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many comparisons as calls, not as pairs: counted, so that no clock decides."""
+    arguments = CROWDS[name]
+    gold = as_gold([[call("f", **arguments(-i)) for i in range(1, 101)]])
+    steps = [ParsedCalls(tuple(ToolCall("f", arguments(i)) for i in range(MAX_ATTEMPTS)), MAX_ATTEMPTS, MAX_ATTEMPTS)]
+    count = 0
+    compare = matching.compare_arguments
+
+    def counted(*given: Any) -> matching.Pair:
+        nonlocal count
+        count += 1
+        return compare(*given)
+
+    for module in ("pairing", "_table"):
+        monkeypatch.setattr(f"rewards.{module}.compare_arguments", counted)
+    score = process_score(steps, gold, None)
+    assert (score.redundant_calls, score.success) == (MAX_ATTEMPTS - 100, False)
+    action_score(steps, gold, None)
+    # A few for each predicted call and for each member of each gold call; the pairs are 409,600.
+    assert count < 3 * (MAX_ATTEMPTS + 100 * len(_KEYS_OF_ONE) * 2)
 
 
 def test_many_attempts_are_bounded_and_said() -> None:
