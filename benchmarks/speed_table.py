@@ -28,6 +28,7 @@ CASES: tuple[Case, ...] = (*CREDIT, *LOSSES, *ROUTING, *REPLAY, *CONTROL, *REWAR
 FLOOR, NAIVE = "floor", "naive"
 ENOUGH = 2.0
 LINEAR = 1.25  # growth up to here is that of caches
+EVEN = 0.95  # a twin that takes this share of the time is no faster than rounds differ
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Row:
         """One row of the table."""
         at = f" at {self.naive_size:,}" if self.naive_size != self.size else ""
         peers = "; ".join(f"{name} {ratio(found)}" for name, found in self.peers.items())
-        slow = self.growth > LINEAR or (self.floors is not None and self.floors.median > ENOUGH)
+        far = self.floors is not None and self.floors.median > ENOUGH
+        slow = far or self.growth > LINEAR or self.naive.median < EVEN
         return [
             self.case.name,
             f"{self.size:,} {self.case.unit}",
@@ -115,8 +117,8 @@ brackets.
 * Machine: {machine()}
 * Versions: {versions(("torch", "verl", "trl", "transformers", "bfcl-eval"))}
 * Floors: time over that of a copy, between two buffers that are there, of as many bytes as the primitive must read
-  and write once. {near} of {len(measured)} are within {ENOUGH:g}; the others, and growth above {LINEAR:g}, say what
-  stands in the way.
+  and write once. {near} of {len(measured)} are within {ENOUGH:g}; the others, growth above {LINEAR:g}
+  and rows slower than their twin say what stands in the way.
 * Naive: a plain loop, or the composition of PyTorch calls that a user would write. It gives the same values.
 * Growth: exponent of the time over a decade of sizes, fitted on logarithms: 1 is linear.
 * Losses are timed forward and backward.

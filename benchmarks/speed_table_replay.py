@@ -131,7 +131,8 @@ CASES: tuple[Case, ...] = (
             note="experts of each field are ranked"),
     case_of("consensus_overlap", overlap_case, "loop over tokens", naive_at=4096, note="k² comparisons for each token"),
     case_of("consensus_agreement", agreement_case, "`gather` and `clamp`",
-            note="ids are checked, and k scattered reads for each token cost more than as many bytes in a row"),
+            note="k scattered reads for each token, the twin's too, cost more than as many bytes in a row; ids are "
+            "checked, and tokens outside fields looked for"),
     case_of("consensus_selection", plain(lambda it: consensus_selection(it.selected, it.field, EXPERTS),
             lambda it: it.consensus()[it.field], lambda it: _ids(it) + size_of(it.selected)), LOOP, naive_at=4096,
             note="experts of each field are ranked"),
@@ -145,7 +146,7 @@ CASES: tuple[Case, ...] = (
             lambda it: 3 * size_of(it.selected)), "masked assignment", note="a row is recorded if all of it is"),
     case_of("selected_weights", plain(lambda it: selected_weights(it.logits, it.selected), _weights,
             lambda it: size_of(it.logits, it.selected) + 4 * K * it.tokens), "`softmax`, `gather`, division",
-            note="an exponential for each entry; ids and lost mass are checked"),
+            note="an exponential for each entry, the twin's too; ids are read once more to be checked, as is the mass"),
     case_of("low_rank_mix", mix_case, "loop over groups", largest=16384, unit="hidden units",
             note="sums by group, then one row for each expert"),
     case_of("tiered_topk", tiered_case, "`argsort` twice", note="a stable sort of every row, for exact ties"),

@@ -131,7 +131,10 @@ def parse_case(name: str) -> Case:
         return Made(ours, lambda: first(text))
 
     covers = {"parse_tool_calls": ("rewards.parse_tool_calls", "rewards.parse_hermes")}
-    return Case(covers=covers.get(name, (f"rewards.{name}",)), make=make, largest=400, unit="calls", naive=twin)
+    return Case(
+        covers=covers.get(name, (f"rewards.{name}",)), make=make, largest=400, unit="calls", naive=twin,
+        note="the twin takes the text at its word; here what is no call, in a call or around it, is looked for",
+    )  # fmt: skip
 
 
 class Answer:
@@ -172,7 +175,8 @@ def _score(name: str, value: Callable[[Answer], float], with_peer: bool = True) 
     return Case(
         covers=(f"rewards.{name}",), make=make, largest=100, unit="calls in another order",
         naive="regex, every pair compared",
-        note="linear where calls are right; wrong ones of one name are compared with all of that name",
+        note="calls are checked too, which the twin leaves out; linear where calls are right; wrong ones of one name "
+        "are compared with all of that name",
     )  # fmt: skip
 
 

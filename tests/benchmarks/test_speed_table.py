@@ -108,6 +108,7 @@ def test_what_is_slow_must_say_why():
     assert found(2.1, note="sorted").cells()[-1] == "sorted"
     assert found(2.1).cells()[-1] == "**not explained**"
     assert found(None, note="sorted").cells()[-1] == ""
+    assert replace(found(1.0, note="checked"), naive=Spread(0.9, 0.9, 0.9)).cells()[-1] == "checked", "than its twin"
     text = render([found(1.0), found(3.0, note="sorted"), found(None)], 5)
     assert "1 of 2 are within 2" in text
     assert "peer 1 (1 to 1)" in text
