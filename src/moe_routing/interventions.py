@@ -1,7 +1,4 @@
-"""Interventions on expert selection: replay of a recorded selection, and routers collapsed to a low rank.
-
-The pure parts; ``moe_routing.adapters.replay`` applies them to Hugging Face models.
-"""
+"""Interventions on expert selection: replay of a recorded selection, and routers collapsed to a low rank."""
 
 from typing import Literal
 
@@ -209,15 +206,13 @@ def low_rank_mix(weight: Shaped[Tensor, "experts *rest"], num_groups: int) -> Sh
     [[1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]
     """
     group = expert_groups(weight.shape[0], num_groups).to(weight.device)
-    size = torch.bincount(group, minlength=num_groups)
+    size = torch.bincount(group, minlength=num_groups)[:, None]
     # Groups are runs, so each is gathered and summed in order; adding rows up by index has no order on a GPU.
-    place = torch.arange(int(size.max()), device=weight.device)
-    member = (size.cumsum(0) - size)[:, None] + place
-    trailing = (1,) * (weight.dim() - 1)
-    rows = weight.to(compute_dtype(weight))[member.clamp(max=weight.shape[0] - 1)]
-    inside = (place < size[:, None]).reshape(*member.shape, *trailing)
-    mean = torch.where(inside, rows, 0.0).sum(1) / size.reshape(-1, *trailing)
-    return mean[group].to(weight.dtype)
+    place = torch.arange(-(-len(group) // num_groups), device=weight.device)
+    member = (size.cumsum(0) - size + place).clamp(max=len(group) - 1)
+    rows = weight.reshape(len(group), weight[0].numel()).to(compute_dtype(weight))[member]
+    mean = torch.where((place < size)[..., None], rows, 0.0).sum(1) / size
+    return mean[group].to(weight.dtype).reshape(weight.shape)
 
 
 def tiered_topk(
@@ -225,8 +220,7 @@ def tiered_topk(
 ) -> Int[Tensor, "tokens k"]:
     """The k best experts in lexicographic order: higher score, then lower tier, then lower index.
 
-    The limit of subtracting an infinitesimal times the tier, without the rounding that a real number would suffer.
-    NaN counts as the highest score, as in ``torch.topk``.
+    The limit of subtracting an infinitesimal per tier, free of rounding. NaN is the highest score, as for ``topk``.
 
     Args:
         scores: what the router ranks its experts by.
