@@ -206,7 +206,7 @@ def low_rank_mix(weight: Shaped[Tensor, "experts *rest"], num_groups: int) -> Sh
     [[1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]
     """
     group = expert_groups(weight.shape[0], num_groups).to(weight.device)
-    size = torch.bincount(group, minlength=num_groups)[:, None]
+    size = (group == torch.arange(num_groups, device=weight.device)[:, None]).sum(1, keepdim=True)
     # Groups are runs, so each is gathered and summed in order; adding rows up by index has no order on a GPU.
     place = torch.arange(-(-len(group) // num_groups), device=weight.device)
     member = (size.cumsum(0) - size + place).clamp(max=len(group) - 1)
