@@ -222,7 +222,16 @@ def decode(text: str) -> Decoded:
 
 def canonical(value: Any) -> str:
     """The one JSON text of a value: keys sorted, no spaces, 2.0 written as 2 (one number to a schema)."""
-    return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    try:
+        text = _written(value)
+    except TypeError:  # a mapping that is no dict
+        return _written(_integral(value))
+    # Without these two no number in it can be a whole one written as a fraction.
+    return _written(_integral(value)) if ".0" in text or "e+" in text else text
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def _integral(value: Any) -> Any:

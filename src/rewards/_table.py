@@ -61,30 +61,28 @@ def score_table(
     The counts are those of `compare_arguments`, for a row at a time; `score` gets arrays in the place of numbers.
     """
     np = _numpy()
-    given: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+    wanted = {member.key for members in gold for member in members}
+    given: dict[str, list[tuple[int, Any]]] = {key: [] for key in wanted}
+    surplus = [0] * len(calls)
     for index, arguments in enumerate(calls):
         for key, value in arguments.items():
-            given[key].append((index, value))
-    wanted = {member.key for members in gold for member in members}
-    columns = {key: _Column(key, given[key], len(calls), schema) for key in wanted if key in given}
-    total = np.zeros(len(calls), int)
-    for key, values in given.items():
-        if key in wanted:
-            total += columns[key].counts
-        else:
-            nulls = [index for index, value in values if value is None]
-            total[[index for index, _ in values]] += 1
-            if nulls and compare_arguments({key: None}, (), schema) is EXACT:
-                total[nulls] -= 1
+            if key in wanted:
+                given[key].append((index, value))
+            elif value is not None or compare_arguments({key: None}, (), schema) is not EXACT:
+                surplus[index] += 1
+    columns = {key: _Column(key, values, len(calls), schema) for key, values in given.items() if values}
+    total = np.array(surplus)
+    for column in columns.values():
+        total += column.counts
     scores = np.empty((len(gold), len(calls)))
     for row, members in enumerate(gold):
         shared, wrong, missed, left_out, known = np.zeros((5, len(calls)), int)
         for member in members:
-            column = columns.get(member.key)
             must_be = compare_arguments({}, (member,), schema) is not EXACT
-            if column is None:
+            if member.key not in columns:
                 left_out += must_be
                 continue
+            column = columns[member.key]
             mistaken = column.present & ~column.matches(member)
             shared += column.present
             wrong += mistaken

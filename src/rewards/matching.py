@@ -125,6 +125,11 @@ def _matches(predicted: Any, wanted: Wanted, schema: Schema) -> bool:
         return any(_lists_match(predicted, items, schema) for items in wanted.lists)
     if not scalar and isinstance(predicted, Mapping):
         return any(compare_arguments(predicted, members, schema) is EXACT for members in wanted.objects)
+    if isinstance(predicted, str) and len(predicted) > _MOST_DIGITS:
+        # A text longer than all that is accepted: folding case shortens none, and takes time.
+        length = len(predicted.strip())
+        if length > _MOST_DIGITS and all(kind != "text" or len(text) < length for kind, text in wanted.keys):
+            return False
     key = meaning(predicted)
     if key in wanted.keys:
         return True
@@ -174,11 +179,6 @@ class Pair(NamedTuple):
     key: float | Any
     value: float | Any
     missed_required: int | Any
-
-    @property
-    def exact(self) -> bool:
-        """Every expected key was given and matches, and no other was given."""
-        return self.key == self.value == 1.0
 
 
 EXACT = Pair(1.0, 1.0, 0)

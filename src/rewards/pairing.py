@@ -18,6 +18,7 @@ Score = Callable[[Pair], Any]
 _FEW = 4
 # So many pairs are counted in arrays sooner than they are compared.
 _MANY = 4096
+_MANY_KEYS = 100_000
 
 
 def pair_calls(predicted: Sequence[ToolCall], gold: Gold, tools: ToolSet | None, score: Score) -> list[Pair]:
@@ -58,13 +59,15 @@ def best_pairs(calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: 
     wrong = [i for i in range(count) if own[i] is not EXACT]
     if not wrong:
         return own
-    if len(wrong) * max(len(calls), len(gold)) > _MANY:
-        return _pairs_of_many(calls, gold, schema, score, wrong)
     table = _Table(calls, gold, schema, own)
-    alone = list(range(count))
     exact = _exact_partners(table, wrong) if len(wrong) > _FEW else {}
-    for i in wrong:
-        alone[i] = exact[i] if i in exact else _best_alone(table, i, score)
+    alone = [exact.get(i, i) for i in range(count)]
+    left = [i for i in wrong if i not in exact]
+    keys = sum([len(call.arguments) for call in calls])
+    if len(left) * max(len(calls), len(gold)) > _MANY or (left and keys * len(gold) > _MANY_KEYS):
+        return _pairs_of_many(table, alone, left, score)
+    for i in left:
+        alone[i] = _best_alone(table, i, score)
     if len(set(alone)) == count:
         chosen = _in_order_of_gold(alone, len(gold) <= len(calls))
     else:
@@ -72,19 +75,16 @@ def best_pairs(calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: 
     return [table.pair(i, j) for i, j in chosen]
 
 
-def _pairs_of_many(
-    calls: Sequence[ToolCall], gold: Sequence[WantedObject], schema: Schema, score: Score, wrong: Sequence[int]
-) -> list[Pair]:
-    """The same by the same bound, from a table that holds every score."""
-    scores = score_table([call.arguments for call in calls], gold, schema, score)
-    fewer_gold = len(gold) <= len(calls)
-    alone = list(range(min(len(calls), len(gold))))
-    for i in wrong:
+def _pairs_of_many(table: "_Table", alone: list[int], left: Sequence[int], score: Score) -> list[Pair]:
+    """The same by the same bound, from an array that holds every score; `left` have no place in `alone` yet."""
+    scores = score_table([call.arguments for call in table.calls], table.gold, table.schema, score)
+    fewer_gold = len(table.gold) <= len(table.calls)
+    for i in left:
         line = scores[i] if fewer_gold else scores[:, i]
         # Its own place wins a tie.
         alone[i] = i if line[i] == line.max() else int(line.argmax())
     chosen = _in_order_of_gold(alone, fewer_gold) if len(set(alone)) == len(alone) else _solved(scores)
-    return [compare_arguments(calls[j].arguments, gold[i], schema) for i, j in chosen]
+    return [table.pair(i, j) for i, j in chosen]
 
 
 def _in_order_of_gold(alone: Sequence[int], fewer_gold: bool) -> list[tuple[int, int]]:
@@ -114,6 +114,8 @@ def _exact_partners(table: _Table, wrong: Sequence[int]) -> dict[int, int]:
     fewer_gold = len(wanted) <= len(given)
     short, long = (wanted, given) if fewer_gold else (given, wanted)
     unsure = [j for j, mark in enumerate(long) if mark is None]
+    if len(unsure) * len(wrong) > _MANY:
+        return {}
     # Reversed, so that the first of several stays.
     first = {mark: j for j, mark in reversed([*enumerate(long)])}
     found: dict[int, int] = {}

@@ -241,7 +241,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     ),
     "pairs in order": (
         "pairing:best_pairs",
-        "alone[i] = exact[i] if i in exact else _best_alone(table, i, score)",
+        "alone[i] = _best_alone(table, i, score)",
         "alone[i] = i",
         checks.check_one_to_one,
     ),
