@@ -301,7 +301,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         "[self.seed, call.name]",
         checks.check_simulator,
     ),
-    "order of arguments matters": ("_json:canonical", "sort_keys=True", "sort_keys=False", checks.check_simulator),
+    "order of arguments matters": ("_json:_written", "sort_keys=True", "sort_keys=False", checks.check_simulator),
     "answers only valid calls": (
         "simulator:answer_calls",
         "toolset).calls",
