@@ -2,17 +2,22 @@
 
 Every function applies the double ``where``: once on the input, so that the derivative is taken at a harmless
 point, and once on the output, so that the harmless point does not show.
+
+On a CPU a chain of operations goes through :func:`row_blocks`: rows that stay in a core's cache pay for main memory
+once; on the whole batch every operation moves it, and its result needs fresh pages, which takes longer than the
+arithmetic does.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from credit._blocks import on_processor
-
 MAX_LOG_RATIO = 20.0
+# Entries of a block for each thread: half a dozen such float32 tables share a core's 2 MiB.
+BLOCK = 1 << 16
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -24,6 +29,35 @@ def statistics_dtype(tensor: Shaped[Tensor, "..."]) -> torch.dtype:
 def compute_dtype(tensor: Float[Tensor, "..."]) -> torch.dtype:
     """Dtype in which element-wise maths on ``tensor`` is done: at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def on_processor(x: Shaped[Tensor, "..."]) -> bool:
+    """Whether operations run one by one on a CPU: there data may be read without waiting for a device."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def row_blocks(
+    *tensors: Shaped[Tensor, "batch ..."], spare: int = 0, dtype: torch.dtype | None = None
+) -> Iterator[tuple[Shaped[Tensor, "rows ..."], ...]]:
+    """The tensors some rows at a time on a CPU, at least once; whole elsewhere and in a compiled graph, which fuses.
+
+    Each block is followed by ``spare`` tables of ``dtype`` and of the first tensor's shape to work in. The next block
+    gets the same ones: new memory for each would come from the system page by page.
+
+    >>> [len(rows) for rows, room in row_blocks(torch.zeros(3, BLOCK * torch.get_num_threads()), spare=1)]
+    [1, 1, 1]
+    """
+    first = tensors[0]
+    dtype = dtype or first.dtype
+    if not on_processor(first):
+        yield *tensors, *(torch.empty(first.shape, dtype=dtype, device=first.device) for _ in range(spare))
+        return
+    rows, width = len(first), first[0].numel() if len(first) else 0
+    step = max(BLOCK * torch.get_num_threads() // max(width, 1), 1)
+    room = [torch.empty((min(step, rows), *first.shape[1:]), dtype=dtype) for _ in range(spare)]
+    # Split, as the gradient of one slice is as large as the batch.
+    for part in zip(*(torch.split(each, step) for each in tensors), strict=True):
+        yield *part, *(each[: len(part[0])] for each in room)
 
 
 def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

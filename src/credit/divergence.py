@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from credit._blocks import on_processor, row_blocks
-from credit._safe import MAX_LOG_RATIO, bit_mask, compute_dtype, keep_, require_shape, select
+from credit._safe import MAX_LOG_RATIO, bit_mask, compute_dtype, keep_, on_processor, require_shape, row_blocks, select
 
 
 def kl_k3(

@@ -12,7 +12,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from credit._blocks import row_blocks
 from credit._safe import (
     MAX_LOG_RATIO,
     as_mask,
@@ -22,6 +21,7 @@ from credit._safe import (
     keep_,
     require_matrix,
     require_shape,
+    row_blocks,
     statistics_dtype,
 )
 from credit.aggregation import Aggregation, row_weights

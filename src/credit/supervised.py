@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._blocks import row_blocks
-from credit._safe import as_mask, bit_mask, compute_dtype, keep_, require_shape, safe_divide
+from credit._safe import as_mask, bit_mask, compute_dtype, keep_, require_shape, row_blocks, safe_divide
 
 
 def format_weighted_ce(

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._blocks import row_blocks
 from credit._safe import (
     as_mask,
     keep,
@@ -15,6 +14,7 @@ from credit._safe import (
     require_floating,
     require_matrix,
     require_shape,
+    row_blocks,
     select,
     statistics_dtype,
 )
