@@ -1,7 +1,7 @@
 """Whether a call fits the schema of its tool: validators compiled once per schema, errors as short problems."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -57,18 +57,17 @@ class ToolSet(Sequence[Mapping[str, Any]]):
 
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
         self._tools = tuple(tools)
-        self._validators: dict[str, Any] = {}
         self._functions: dict[str, Mapping[str, Any]] = {}
-        self._parameters: dict[str, Any] = {}
+        # One look-up a call for all: where a row is scored once, memory is what a score waits for.
+        self._known: dict[str, tuple[Callable[[Any], bool], Any, Any]] = {}
         for index, tool in enumerate(self._tools):
             function = _function(tool, index)
-            name = function["name"]
+            name, parameters = function["name"], function.get("parameters")
             if name in self._functions and self._functions[name] != function:
                 raise ToolSchemaError(f"tools[{index}]: tool {name!r} is defined twice")
             self._functions[name] = function
-            self._parameters[name] = function.get("parameters")
-            self._validators[name] = _validator(name, function.get("parameters"))
-        self._checks = {name: validator.is_valid for name, validator in self._validators.items()}
+            validator = _validator(name, parameters)
+            self._known[name] = (validator.is_valid, parameters, validator)
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -82,15 +81,15 @@ class ToolSet(Sequence[Mapping[str, Any]]):
 
     def parameters(self, name: str) -> Any:
         """The schema of that tool's arguments; None if there is none."""
-        return self._parameters.get(name)
+        return self._known[name][1] if name in self._known else None
 
     def is_valid(self, call: ToolCall) -> bool:
         """`not self.validate(call)`, without the words."""
-        check = self._checks.get(call.name)
-        if check is None or call.status != "ok" or not (call._bounded or not depth_exceeds(call.arguments)):
+        found = self._known.get(call.name)
+        if found is None or call.status != "ok" or not (call._bounded or not depth_exceeds(call.arguments)):
             return False
         try:
-            return bool(check(call.arguments))
+            return bool(found[0](call.arguments))
         except ValueError:  # half of a surrogate pair, or a value that JSON does not have
             return False
 
@@ -100,14 +99,14 @@ class ToolSet(Sequence[Mapping[str, Any]]):
             return []
         if call.status != "ok":
             return [Problem("invalid_call", "", call.reason or call.status)]
-        if call.name not in self._validators:
+        if call.name not in self._known:
             return [Problem("unknown_tool", "", f"no tool is named {call.name[:_LONGEST_MESSAGE]!r}")]
         if depth_exceeds(call.arguments):
             return [Problem("invalid_value", "", f"nested deeper than {MAX_DEPTH}")]
-        if depth_exceeds(call.arguments, _DEEPEST_EXPLAINED) and _may_recur(self._parameters[call.name]):
-            return [_unexplained(call.arguments, self._parameters[call.name])]
+        if depth_exceeds(call.arguments, _DEEPEST_EXPLAINED) and _may_recur(self.parameters(call.name)):
+            return [_unexplained(call.arguments, self.parameters(call.name))]
         try:
-            errors = islice(self._validators[call.name].iter_errors(call.arguments), _MOST_PROBLEMS)
+            errors = islice(self._known[call.name][2].iter_errors(call.arguments), _MOST_PROBLEMS)
             return [_problem(error) for error in errors]
         except ValueError as error:
             return [Problem("invalid_value", "", f"not JSON: {error}"[:_LONGEST_MESSAGE])]

@@ -114,7 +114,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     # schema
     "does not look at the schema": (
         "schema:ToolSet.is_valid",
-        "bool(check(call.arguments))",
+        "bool(found[0](call.arguments))",
         "True",
         checks.check_schema,
     ),
