@@ -44,7 +44,7 @@ def test_value_and_gradient_do_not_depend_on_the_blocks(name, dtype, monkeypatch
         found.append((value.detach(), leaf.grad))
     for value, slope in found[1:]:
         torch.testing.assert_close(value, found[0][0], rtol=4 * torch.finfo(dtype).eps, atol=0)
-        torch.testing.assert_close(slope, found[0][1], rtol=4 * torch.finfo(dtype).eps, atol=0)
+        torch.testing.assert_close(slope, found[0][1], rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
 
 
 def test_statistics_of_the_loss_add_up_over_blocks(monkeypatch):
