@@ -146,16 +146,12 @@ def _case(name: str, make: Callable[[int], Made], naive: str, note: str, **more:
 
 CASES: tuple[Case, ...] = (
     _case("policy_loss", policy_case, "TRL's expression",
-          "an exponential for the loss, another for the KL estimate, and some forty operations on rows in cache, a "
-          "third of them for the statistics"),
-    _case("policy_loss", sequence_case, "composed", "as above", what="seq_mean_token_mean"),
+          f"an exponential for the loss, another for the KL estimate, and {BOOLEANS}: six of them count the clips"),
+    _case("policy_loss", sequence_case, "composed", f"as above; {BOOLEANS}", what="seq_mean_token_mean"),
     _case("aggregate_loss", aggregate_case, "`(x * m).sum() / m.sum()`",
           "`where`, which branches at every entry on a CPU, where the twin multiplies NaN into the sum"),
-    _case("kl_k3", kl_case, "TRL's expression",
-          "`expm1`, which keeps small divergences and takes six times as long as the "
-          "twin's `exp`; then each entry is looked at for NaN and for the bound on the exponent"),
-    _case("format_weighted_ce", ce_case, "two weighted sums",
-          "masks are widened to bits, which no NaN survives, and the weights are kept"),
+    _case("kl_k3", kl_case, "TRL's expression", "`expm1`, and a choice by `where` where 0 meets NaN"),
+    _case("format_weighted_ce", ce_case, "two weighted sums", "`where`, which branches at every entry on a CPU"),
     _case("clip_statistics", clip_case, "masked selections", f"six sums or maxima by segment in float64; {BOOLEANS}"),
     _case("segment_statistics", segment_case, "masked selections", "four sums by segment in float64, block by block"),
 )  # fmt: skip

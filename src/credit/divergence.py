@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from credit._safe import MAX_LOG_RATIO, bit_mask, compute_dtype, keep_, on_processor, require_shape, row_blocks, select
+from credit._safe import MAX_LOG_RATIO, bit_mask, compute_dtype, keep_, require_shape
 
 
 def kl_k3(
@@ -48,32 +48,16 @@ class _K3(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logp: Tensor, ref_logp: Tensor) -> Tensor:
         dtype = compute_dtype(logp)
-        value, slope, finite = torch.empty_like(logp), torch.empty_like(logp), logp.dtype is not torch.float16
-        tables = (logp, ref_logp, value, slope)
-        for new, ref, out, kept, apart, growth in row_blocks(*tables, spare=2, dtype=dtype):
-            far = _far(torch.sub(ref.to(dtype), new.to(dtype), out=apart))
-            torch.expm1(apart if far is None else apart.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=growth)
-            torch.sub(growth, apart, out=out).clamp_(min=0.0)
-            torch.mul(growth, -1, out=kept)
-            if far is not None:
-                kept.copy_(select(~far, kept))
-                finite = False
-        ctx.save_for_backward(slope)
-        ctx.finite = finite
-        return value
+        apart = ref_logp.to(dtype) - logp.to(dtype)
+        inside = ~(apart.abs() > MAX_LOG_RATIO)
+        bounded = apart.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        growth = torch.expm1(bounded)
+        value = torch.sub(growth, bounded, out=bounded).clamp_(min=0.0)
+        ctx.save_for_backward(keep_(growth.neg_(), bit_mask(inside, dtype)).to(logp.dtype))
+        return value.to(logp.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        product = grad * slope
-        return product if ctx.finite else keep_(product, bit_mask(grad != 0, grad.dtype)), None
-
-
-def _far(apart: Float[Tensor, "rows tokens"]) -> Bool[Tensor, "rows tokens"] | None:
-    """Where the exponent is held; None if that is nowhere and nothing is NaN, which is looked up on a CPU only."""
-    if on_processor(apart) and apart.numel():
-        lowest, highest = apart.aminmax()
-        if lowest.item() >= -MAX_LOG_RATIO and highest.item() <= MAX_LOG_RATIO:
-            return None
-    return apart.abs() > MAX_LOG_RATIO
+        return keep_(grad * slope, bit_mask(grad != 0, grad.dtype)), None

@@ -17,11 +17,9 @@ from credit._safe import (
     as_mask,
     bit_mask,
     compute_dtype,
-    flag_bits_,
     keep_,
     require_matrix,
     require_shape,
-    row_blocks,
     statistics_dtype,
 )
 from credit.aggregation import Aggregation, row_weights
@@ -118,13 +116,34 @@ class _Surrogate(torch.autograd.Function):
         ratio_weight: Tensor | None,
         bounds: tuple[float, float, float],
     ) -> tuple[Tensor, Tensor]:
-        dtype, wide = compute_dtype(logp), statistics_dtype(logp)
-        slope, gain = torch.empty_like(logp), weight.new_empty(weight.shape)
-        tables = (logp, old_logp, advantages, mask, slope, gain, *(() if ratio_weight is None else (ratio_weight,)))
-        found = [_of_block(block, bounds, wide) for block in row_blocks(*tables, spare=6, dtype=dtype)]
-        sums = torch.stack([torch.stack(column) for column in zip(*found)])
-        sums = torch.cat([sums[:5].sum(1), sums[5:].amax(1)])
-        ctx.save_for_backward(slope, weight)
+        floor, ceiling, dual = bounds
+        dtype = compute_dtype(logp)
+        learnable = bit_mask(mask, dtype)
+        credit = keep_(advantages.to(dtype, copy=True), learnable)
+        change = keep_(logp.to(dtype) - old_logp.to(dtype), learnable)
+        # Results go into buffers whose content is spent: touching fresh memory costs more than this arithmetic does.
+        spare = change.abs()
+        far = spare > MAX_LOG_RATIO
+        unweighted = keep_(torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=spare), learnable)
+        ratio_max = unweighted.new_zeros(()) if unweighted.numel() == 0 else unweighted.amax()
+        spare = torch.expm1(change)
+        kl_sum = spare.sub_(change).sum()
+        ratio = unweighted if ratio_weight is None else keep_(ratio_weight.to(dtype, copy=True), learnable)
+        ratio = ratio if ratio_weight is None else ratio.mul_(unweighted)
+
+        falls = credit < 0
+        low, high, dualled = (ratio < floor) & falls, (ratio > ceiling) & ~falls, (ratio > dual) & falls
+        # Each sign of the credit meets the ratio between its own bounds; the other sign is 0 there.
+        gain = torch.clamp(ratio, max=ceiling, out=change).mul_(torch.clamp(credit, min=0, out=spare)).sum(dim=1)
+        gain += torch.clamp(ratio, floor, dual, out=change).mul_(torch.clamp(credit, max=0, out=spare)).sum(dim=1)
+        counts = [torch.count_nonzero(which) for which in (mask, low, high & (credit > 0), dualled)]
+        # A NaN on a learnable token must stay loud in the gradient too: a NaN ratio is neither below nor above, and a
+        # stopped ratio is zeroed before it meets the advantage, which may be NaN.
+        stopped = low.logical_or_(high).logical_or_(dualled).logical_or_(far)
+        slope = keep_(ratio, learnable.copy_(stopped.logical_not_()).neg_()).mul_(credit)
+        ctx.save_for_backward(slope.to(logp.dtype), weight)
+        wide = statistics_dtype(ratio)
+        sums = torch.stack([figure.to(wide) for figure in (*counts, kl_sum, ratio_max)])
         ctx.mark_non_differentiable(sums)
         # No dot product: autocast would run one in half precision.
         return (-gain * weight).sum().to(logp.dtype), sums
@@ -135,36 +154,3 @@ class _Surrogate(torch.autograd.Function):
         slope, weight = ctx.saved_tensors
         grad = (slope * -(grad_loss.to(weight.dtype) * weight)[:, None]).to(slope.dtype)
         return grad, None, None, None, None, None, None
-
-
-def _of_block(
-    block: tuple[Shaped[Tensor, "rows ..."], ...], bounds: tuple[float, float, float], wide: torch.dtype
-) -> list[Float[Tensor, ""]]:
-    """Write A·r and Σ_t A·r̄ of some rows, working in the block's last tables; return the sums of their statistics."""
-    logp, old_logp, advantages, mask, slope, gain, *ratio_weight, credit, change, ratio, stopped, spare, other = block
-    floor, ceiling, dual = bounds
-    learnable = bit_mask(mask, credit.dtype, out=other)
-    keep_(credit.copy_(advantages), learnable)
-    keep_(torch.sub(logp.to(credit.dtype), old_logp.to(credit.dtype), out=change), learnable)
-    torch.abs(change, out=stopped).gt_(MAX_LOG_RATIO)
-    keep_(torch.exp(change.clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO), out=ratio), learnable)
-    ratio_max = ratio.amax() if ratio.numel() else ratio.new_zeros(())
-    kl_sum = torch.expm1(change, out=spare).sub_(change).sum()
-    for weight in ratio_weight:
-        ratio.mul_(keep_(spare.copy_(weight), learnable))
-
-    counts = [torch.count_nonzero(mask)]
-    # Flags are numbers here: a comparison with a boolean result is taken one entry at a time on a CPU.
-    falls, rises = torch.lt(credit, 0, out=change), torch.gt(credit, 0, out=other)
-    for outside, bound, sign in ((torch.lt, floor, falls), (torch.gt, ceiling, rises), (torch.gt, dual, falls)):
-        clipped = outside(ratio, bound, out=spare).mul_(sign)
-        counts.append(clipped.sum(1).sum(dtype=wide))
-        stopped.add_(clipped)
-    # Each sign of the credit meets the ratio between its own bounds; the other sign is 0 there.
-    torch.clamp(ratio, max=ceiling, out=spare).mul_(torch.clamp(credit, min=0, out=other))
-    spare.addcmul_(torch.clamp(ratio, floor, dual, out=change), torch.clamp(credit, max=0, out=other))
-    torch.sum(spare, 1, out=gain)
-    # A NaN on a learnable token must stay loud in the gradient too: a NaN ratio is neither below nor above, and a
-    # stopped ratio is zeroed before it meets the advantage, which may be NaN.
-    torch.mul(keep_(ratio, flag_bits_(stopped).bitwise_not_()), credit, out=slope)
-    return [figure.to(wide) for figure in (*counts, kl_sum, ratio_max)]

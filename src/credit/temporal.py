@@ -9,12 +9,10 @@ from torch import Tensor
 
 from credit._safe import (
     as_mask,
-    keep,
     require_finite,
     require_floating,
     require_matrix,
     require_shape,
-    row_blocks,
     select,
     statistics_dtype,
 )
@@ -56,8 +54,7 @@ def turn_returns(
     ahead = step[:, None] - step[None, :]  # rows: the run that earns; columns: the run that is credited
     base = torch.tensor(discount, dtype=statistics_dtype(rewards), device=rewards.device)
     weight = select(ahead >= 0, base ** ahead.clamp(min=0))
-    blocks = row_blocks(rewards, exists)
-    return torch.cat([keep(e, (keep(e, r).to(weight.dtype) @ weight).to(r.dtype)) for r, e in blocks])
+    return select(exists, (select(exists, rewards).to(weight.dtype) @ weight).to(rewards.dtype))
 
 
 def step_advantage(
