@@ -8,6 +8,7 @@ from rewards._math_pool import math_pool
 
 _MARK = re.compile(r"Answer:[ \t]*\\boxed\{")
 _BOX = "\\boxed{"
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # Longer ones are not answers, and would only keep a process busy until it is killed.
 _LONGEST_ANSWER = 2000
 
@@ -15,7 +16,8 @@ _LONGEST_ANSWER = 2000
 def final_answer(text: str) -> str | None:
     """What stands in the last box of the last `Answer: \\boxed{…}`; None where there is no whole one.
 
-    Boxes after the last `Answer:` that opens one count too, and the last of them is taken.
+    Boxes after the last `Answer:` that opens one count too, and the last of them is taken. What stands in
+    `<think>…</think>`, in an unclosed `<think>`, or before a `</think>` that the prompt opened is no answer.
 
     Example:
         >>> final_answer(r"Answer: \\boxed{4} no wait \\boxed{\\frac{1}{2}}")
@@ -25,6 +27,7 @@ def final_answer(text: str) -> str | None:
 
     Reference: the answer line of RIVET; the last box is ours.
     """
+    text = _said(text)
     last = text.rfind("Answer:")
     mark = None
     while last >= 0 and mark is None:
@@ -46,6 +49,12 @@ def final_answer(text: str) -> str | None:
                 return text[start:at].strip()
         at += 1
     return None
+
+
+def _said(text: str) -> str:
+    """The text without its reasoning."""
+    before, tag, after = text.partition("</think>")
+    return _THOUGHT.sub("\n", after if tag and "<think>" not in before else text)
 
 
 def verify_answer(text: str, reference: str, timeout: float = 5.0) -> bool:

@@ -8,6 +8,7 @@ from rewards.calls import ToolCall
 from rewards.formats.chat import parse_message
 from rewards.gold import Gold, GoldError, as_gold
 from rewards.lenient import written_calls
+from rewards.readers._drafts import modern_tool
 from rewards.rows import MalformedRowError, Report, RowError, Rows, read_rows
 from rewards.schema import ToolSchemaError, ToolSet, is_instance, schema_error
 from rewards.trajectories import Message, Trajectory
@@ -45,13 +46,13 @@ def identity(row: Row, *fields: str) -> str:
 
 
 def as_tools(value: object, field: str) -> tuple[Mapping[str, Any], ...]:
-    """Tool schemas, checked; None is none."""
+    """Tool schemas, checked, those of older drafts in today's words; None is none."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)):
         raise MalformedRowError(field, f"expected a list of tools, got {type(value).__name__}")
     try:
-        return tuple(ToolSet(value))
+        return tuple(ToolSet(map(modern_tool, value)))
     except ToolSchemaError as error:
         raise MalformedRowError(field, str(error)) from error
 

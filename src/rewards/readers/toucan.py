@@ -45,7 +45,9 @@ def _toucan(row: Row, source: str) -> Trajectory:
     messages = as_messages(_merged(given), "messages")
     field = "available_tools" if row.get("available_tools") is not None else "tools"
     tools = as_tools(decoded(row, field), field)
-    return Trajectory(tuple(messages), tools, gold_of(messages, "messages"), identity(row, "uuid", "id"), source)
+    # Toucan writes no call as text: a tag in its prose is prose.
+    structured = [{**message, "content": ""} for message in messages]
+    return Trajectory(tuple(messages), tools, gold_of(structured, "messages"), identity(row, "uuid", "id"), source)
 
 
 def _merged(messages: list[Any]) -> list[Any]:

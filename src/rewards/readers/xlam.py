@@ -20,7 +20,8 @@ def read_xlam(rows: Rows, on_error: Report = warn_of_row) -> Iterator[Trajectory
 
     A parameter's type is Python's ("str, optional", "List[int]"): its head becomes the JSON type, an unknown one says
     nothing. What is not "optional" and has no default is required, unless the row's own answer leaves it out; an
-    answer of another type widens the schema by that type. Gold is one step of parallel calls.
+    answer of another type widens the schema by that type. Gold is one step of parallel calls; a row whose gold calls a
+    tool that it does not offer is malformed.
 
     Args:
         rows: a file of JSON lines or one JSON array, or the rows themselves.
@@ -56,6 +57,10 @@ def _xlam(row: Row, source: str) -> Trajectory:
     for call in known.flat:
         given.setdefault(call.name, []).append(call.arguments)
     made = [{"type": "function", "function": _function(tool, given)} for tool in tools]
+    offered = {str(tool.get("name")) for tool in tools}
+    for index, call in enumerate(known.flat):
+        if call.name not in offered:
+            raise MalformedRowError(f"answers[{index}]", f"calls {call.name!r}, which is not among the row's tools")
     message = {"role": "user", "content": query}
     return Trajectory((message,), as_tools(made, "tools"), known, identity(row, "id"), source)
 
