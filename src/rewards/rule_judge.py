@@ -10,10 +10,13 @@ from typing import Any
 from rewards.judge import JudgeItem, JudgeResult
 
 # A sign counts only where no word ends before it: "3-4" is 3 and 4, and a date is its parts. Commas belong to a number
-# where they part it into thousands. Digits inside a word ("v4") or a version ("1.2.3") are no number.
+# where they part it into thousands. Digits inside a word ("v4", "4th") or a version ("1.2.3") are no number; a unit may
+# touch a number, but not one that scales it ("4k", "4m", "4B") or makes a decade of it ("1990s").
 # The repetition is bounded, so that a long list of digits costs linear time.
+_UNITS = "km|cm|mm|kg|mg|g|lbs?|oz|ft|ms|min|h|hrs?|am|pm|[KMGT]B|[kMG]?Hz|k?Wh?|V|C|F|kph|mph|px|USD|EUR|GBP"
 _NUMBER = re.compile(
-    r"(?<![\w.])-?(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,4})?(?!\w)(?!\.[0-9])",
+    r"(?<![\w.])-?(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,4})?"
+    rf"(?:(?!\w)|(?=(?:{_UNITS})(?!\w)))(?!\.[0-9])",
     re.ASCII,
 )
 _MOST_DIGITS = 400
@@ -25,7 +28,8 @@ class RuleJudge:
 
         S = |{f ∈ facts : the answer states f}| / |facts|
 
-    A fact that is a number, or a text that is one, is stated by any number of equal value ("1200" by "1,200.0");
+    A fact that is a number, or a text that is one, is stated by any number of equal value ("1200" by "1,200.0"), a
+    unit behind it or not ("4" by "4km");
     other text by the same words, in any case and spacing, with no letter or digit touching: "4" is not stated by "42".
     Without gold facts, the facts are the scalars of the tool results, each once; without these either, any answer
     scores 1 and none scores 0.
