@@ -12,12 +12,14 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewards._breaker import Breaker
+from rewards._client import make_client
 from rewards._disk import read_entry, write_entry
 
 # Status codes that another try can cure; others are about the request itself.
@@ -40,13 +42,18 @@ class EndpointError(RuntimeError):
         self.status, self.transient, self.wait = status, transient, wait
 
 
+class _NoAnswerError(EndpointError):
+    """Nothing came back, or not all of it."""
+
+
 class _Connection(NamedTuple):
     client: Any
     slots: threading.BoundedSemaphore
+    breaker: Breaker
 
 
 # By process, since a connection does not survive a fork, and outside of the endpoints, so that these can be pickled.
-_connections: dict[tuple[int, str, float, int], _Connection] = {}
+_connections: dict[tuple[int, str, float, int, float], _Connection] = {}
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,13 @@ class ChatEndpoint:
         concurrency: exchanges at once in this process with this endpoint.
         cache_dir: a folder that keeps every answer under the hash of its full request; None keeps none.
         extra: further fields of the request, as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+        cooldown: when `concurrency` requests in a row have used up their tries on transport errors and timeouts,
+            requests and retries of this process fail at once for so many seconds; then one is let through, once, and
+            any answer ends the pause. 0: every request is tried, however long the server has been silent.
 
     Raises:
-        ValueError: a setting out of range; the message names it.
+        ValueError: a setting out of range; the message names it. When asked, so does a proxy variable of the
+            environment that httpx2 cannot use.
 
     Example:
         >>> ChatEndpoint("localhost:8000", "m")
@@ -88,29 +99,34 @@ class ChatEndpoint:
     concurrency: int = 16
     cache_dir: str | os.PathLike[str] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    cooldown: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url: expected http:// or https://, got {self.base_url!r}")
-        for name, least in (("temperature", 0), ("max_tokens", 1), ("retries", 0), ("backoff", 0), ("concurrency", 1)):
+        bounds = {"temperature": 0, "max_tokens": 1, "retries": 0, "backoff": 0, "concurrency": 1, "cooldown": 0}
+        for name, least in bounds.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name}: expected >= {least}, got {getattr(self, name)}")
         if not self.timeout > 0:
             raise ValueError(f"timeout: expected > 0 seconds, got {self.timeout}")
 
-    def chat(self, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> str:
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], seed: int | None = None, keep: Callable[[str], bool] = bool
+    ) -> str:
         """The text of one completion.
 
         Args:
             messages: the chat.
             seed: sent along if given, so that several samples of one chat are several requests.
+            keep: whether an answer may be kept in, and taken from, `cache_dir`; an empty one is not unless told.
 
         Returns:
             the answer's text, "" where the model gave none.
 
         Raises:
             EndpointError: no answer after all tries.
-            ValueError: the API key cannot stand in a header.
+            ValueError: the API key cannot stand in a header; a proxy variable that httpx2 cannot use.
             ImportError: httpx2 is not installed.
         """
         body = {
@@ -127,27 +143,32 @@ class ChatEndpoint:
             return self._ask(request)
         key = hashlib.sha256(self._url.encode() + b"\n" + request).hexdigest()
         kept = read_entry(Path(self.cache_dir), key)
-        if kept is None:
-            kept = self._ask(request)
+        if kept is not None and keep(kept):
+            return kept
+        said = self._ask(request)
+        if keep(said):
             try:
-                write_entry(Path(self.cache_dir), key, kept)
+                write_entry(Path(self.cache_dir), key, said)
             except OSError as error:  # a full disk costs the next run a question, not this run its answer
                 warnings.warn(f"cache_dir: an answer was not kept: {error}", stacklevel=2)
-        return kept
+        return said
 
     @cached_property
     def _url(self) -> str:
         return self.base_url.rstrip("/") + "/chat/completions"
 
     def _ask(self, request: bytes) -> str:
+        breaker = self._connection().breaker
         for tried in range(self.retries + 1):
             try:
                 return self._exchange(request)
             except EndpointError as error:
-                if tried == self.retries or not error.transient:
+                if tried == self.retries or not error.transient or breaker.opened.is_set():
+                    if isinstance(error, _NoAnswerError):
+                        breaker.gave_up()
                     raise
                 wait = self.backoff * 2**tried * random.uniform(0.5, 1.5)
-                time.sleep(min(max(wait, error.wait), _LONGEST_WAIT))
+                breaker.opened.wait(min(max(wait, error.wait), _LONGEST_WAIT))
         raise AssertionError("unreachable")
 
     def _exchange(self, request: bytes) -> str:
@@ -155,13 +176,16 @@ class ChatEndpoint:
 
         connection = self._connection()
         with connection.slots:
+            if left := connection.breaker.refuses():
+                raise EndpointError(f"not asked: silent {self.concurrency} times in a row, next try in {left:.0f} s")
             end = time.monotonic() + self.timeout
             try:
                 with connection.client.stream("POST", self._url, content=request, headers=self._headers()) as response:
                     body = _read(response, end, self.timeout)
             except (httpx2.TransportError, httpx2.DecodingError, httpx2.InvalidURL) as error:
                 lasting = isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol))
-                raise EndpointError(f"{type(error).__name__}: {error}", transient=not lasting) from error
+                raise _NoAnswerError(f"{type(error).__name__}: {error}", transient=not lasting) from error
+        connection.breaker.answered()
         if response.status_code != 200:
             status, transient = response.status_code, response.status_code in _TRANSIENT or response.status_code >= 500
             text = body[: 2 * _LONGEST_REASON].decode("utf-8", "replace")
@@ -177,15 +201,11 @@ class ChatEndpoint:
         return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def _connection(self) -> _Connection:
-        try:
-            import httpx2
-        except ImportError as error:
-            raise ImportError("asking an endpoint needs httpx2: pip install httpx2") from error
-        key = (os.getpid(), self.base_url, self.timeout, self.concurrency)
+        key = (os.getpid(), self.base_url, self.timeout, self.concurrency, self.cooldown)
         if key not in _connections:
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
-            client = httpx2.Client(timeout=self.timeout, limits=limits)
-            made = _Connection(client, threading.BoundedSemaphore(self.concurrency))
+            client = make_client(self.timeout, self.concurrency)
+            breaker = Breaker(self.concurrency, self.cooldown, self.timeout)
+            made = _Connection(client, threading.BoundedSemaphore(self.concurrency), breaker)
             if _connections.setdefault(key, made) is not made:  # another thread was first
                 client.close()
         return _connections[key]
@@ -205,7 +225,7 @@ def _read(response: Any, end: float, timeout: float) -> bytes:
         if len(body) > _LARGEST_ANSWER:
             raise EndpointError(f"the answer is larger than {_LARGEST_ANSWER} bytes", transient=False)
         if time.monotonic() > end:
-            raise EndpointError(f"no whole answer within {timeout} s")
+            raise _NoAnswerError(f"no whole answer within {timeout} s")
     return bytes(body)
 
 

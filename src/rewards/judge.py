@@ -175,7 +175,8 @@ def ask_judge(
     material = judge_material(question, tool_results, answer)
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": material}]
     try:
-        said = endpoint.chat(messages, seed)
+        # A verdict is what a cache may repeat; a cut or formless answer may come out right the next time.
+        said = endpoint.chat(messages, seed, lambda text: not parse(text).judge_failed)
     except EndpointError as error:
         return JudgeResult(None, reason=str(error))
     return parse(said)
