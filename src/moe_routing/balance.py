@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, statistics_dtype
+from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, select, statistics_dtype
 from moe_routing.blocks import on_processor, select_rows
 from moe_routing.fields import check_selection, recorded_rows
 from moe_routing.partition import log_partition
@@ -133,7 +133,9 @@ def router_z_loss(
     wide = logits.to(compute_dtype(logits))
     if on_processor(wide) and wide.numel():
         value, usable = log_partition(wide)
-        return SumCount.of(value.square(), as_mask(mask) & usable).compute().to(wide.dtype)
-    counted = as_mask(mask) & usable_rows(logits)
-    value = torch.logsumexp(select_rows(counted, wide), dim=-1)
+        counted = as_mask(mask) & usable
+        value = select(counted, value)  # padding may hold the highest finite number, and twice that times 0 is NaN
+    else:
+        counted = as_mask(mask) & usable_rows(logits)
+        value = torch.logsumexp(select_rows(counted, wide), dim=-1)
     return SumCount.of(value.square(), counted).compute().to(wide.dtype)

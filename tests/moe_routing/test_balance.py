@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from torch.testing import assert_close
@@ -80,6 +81,16 @@ def test_z_loss_has_the_derivatives_of_its_formula_and_none_in_rows_left_out():
         assert torch.equal(
             slope.abs().sum(-1) == 0, torch.tensor([[True, False, True, True, False], [False] * 3 + [True] * 2])
         )
+
+
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).max, torch.finfo(torch.float32).min])
+def test_z_loss_ignores_padding_as_large_as_a_number_can_be(fill):
+    z = torch.randn(3, 4)
+    z[1] = fill
+    z.requires_grad_()
+    router_z_loss(z, torch.tensor([True, False, True])).backward()
+    assert z.grad.isfinite().all()
+    assert (z.grad[1] == 0).all()
 
 
 def test_z_loss_is_the_mean_square_of_the_log_partition():
