@@ -2,13 +2,8 @@
 
 Every function applies the double ``where``: once on the input, so that the derivative is taken at a harmless
 point, and once on the output, so that the harmless point does not show.
-
-On a CPU a chain of operations goes through :func:`row_blocks`: rows that stay in a core's cache pay for main memory
-once; on the whole batch every operation moves it, and its result needs fresh pages, which takes longer than the
-arithmetic does.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,9 +11,6 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-# Entries of a block for each thread: half a dozen such float32 tables share a core's 2 MiB.
-BLOCK = 1 << 16
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def statistics_dtype(tensor: Shaped[Tensor, "..."]) -> torch.dtype:
@@ -36,30 +28,6 @@ def on_processor(x: Shaped[Tensor, "..."]) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def row_blocks(
-    *tensors: Shaped[Tensor, "batch ..."], spare: int = 0, dtype: torch.dtype | None = None
-) -> Iterator[tuple[Shaped[Tensor, "rows ..."], ...]]:
-    """The tensors some rows at a time on a CPU, at least once; whole elsewhere and in a compiled graph, which fuses.
-
-    Each block is followed by ``spare`` tables of ``dtype`` and of the first tensor's shape to work in. The next block
-    gets the same ones: new memory for each would come from the system page by page.
-
-    >>> [len(rows) for rows, room in row_blocks(torch.zeros(3, BLOCK * torch.get_num_threads()), spare=1)]
-    [1, 1, 1]
-    """
-    first = tensors[0]
-    dtype = dtype or first.dtype
-    if not on_processor(first):
-        yield *tensors, *(torch.empty(first.shape, dtype=dtype, device=first.device) for _ in range(spare))
-        return
-    rows, width = len(first), first[0].numel() if len(first) else 0
-    step = max(BLOCK * torch.get_num_threads() // max(width, 1), 1)
-    room = [torch.empty((min(step, rows), *first.shape[1:]), dtype=dtype) for _ in range(spare)]
-    # Split, as the gradient of one slice is as large as the batch.
-    for part in zip(*(torch.split(each, step) for each in tensors), strict=True):
-        yield *part, *(each[: len(part[0])] for each in room)
-
-
 def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """``values`` where ``mask`` is true and an exact 0 elsewhere; the gradient elsewhere is an exact 0 too.
 
@@ -69,15 +37,9 @@ def select(mask: Bool[Tensor, "..."], values: Shaped[Tensor, "..."]) -> Shaped[T
     return torch.where(mask, values, values.new_zeros(()))
 
 
-def bit_mask(
-    mask: Bool[Tensor, "..."], dtype: torch.dtype, *, out: Float[Tensor, "..."] | None = None
-) -> Shaped[Tensor, "..."]:
-    """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`.
-
-    With ``out``, numbers of that dtype, in their memory.
-    """
-    integer = _INTEGERS[dtype.itemsize]
-    return (mask.to(integer) if out is None else out.view(integer).copy_(mask)).neg_()
+def bit_mask(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Shaped[Tensor, "..."]:
+    """All bits set where ``mask`` is true, none elsewhere, in integers as wide as ``dtype``; see :func:`keep_`."""
+    return mask.to({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).neg_()
 
 
 def keep_(values: Float[Tensor, "..."], bits: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -124,18 +86,6 @@ class _KeepBits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         return keep_bits(slope, ctx.saved_tensors[0]), None
-
-
-def flag_bits_(flags: Float[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """:func:`bit_mask` of flags that are numbers, 1 or 0, in their own memory.
-
-    On a CPU a comparison in place (``x.gt_(y)``) takes a fifth of the time of one with a boolean result.
-
-    >>> flag_bits_(torch.tensor([1.0, 0.0]))
-    tensor([-1,  0], dtype=torch.int32)
-    """
-    bits = flags.view(_INTEGERS[flags.dtype.itemsize])
-    return bits.neg_().bitwise_right_shift_(8 * flags.dtype.itemsize - 1)  # the sign bit everywhere
 
 
 def safe_divide(

@@ -50,3 +50,11 @@ def test_errors_name_the_argument_and_both_shapes():
     with pytest.raises(ValueError, match=r"r\[1, 0\] is inf"):
         _safe.require_finite("r", ugly, torch.tensor([[True, False], [True, True]]))
     _safe.require_finite("r", ugly, torch.eye(2) > 0)
+
+
+def test_what_is_kept_by_bits_can_be_differentiated_twice_and_mapped():
+    values = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True, False, True, True]).expand(3, 4)
+    assert torch.autograd.gradcheck(lambda x: _safe.keep(mask, x * x), values)
+    assert torch.autograd.gradgradcheck(lambda x: _safe.keep(mask, x * x), values)
+    assert torch.equal(torch.vmap(_safe.keep)(mask, values), _safe.select(mask, values))
