@@ -34,7 +34,7 @@ def require_own_rows(trainer: Any) -> None:
     }
     sharing, kinds = 1, []
     for kind, size in sizes.items():
-        sharing *= size
+        sharing *= size or 1  # DeepSpeed writes 0 for none
         kinds += [kind] * (size > 1)
     if sharing > 1:
         raise NotImplementedError(

@@ -190,6 +190,14 @@ def test_ranks_that_share_a_batch_are_refused(kind):
     require_own_rows(trainer_of(1))
 
 
+def test_an_absent_parallelism_that_is_written_as_0_hides_no_other():
+    trainer = SimpleNamespace(
+        model=None, get_tp_size=lambda: 0, get_cp_size=lambda: 2, get_sp_size=lambda: 1
+    )  # DeepSpeed's autotp_size is 0 by default
+    with pytest.raises(NotImplementedError, match=r"2 ranks share each batch \(context parallelism\)"):
+        require_own_rows(trainer)
+
+
 def test_the_trainer_refuses_them(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(RoutedGRPOTrainer, "get_tp_size", lambda self: 2)
     with pytest.raises(NotImplementedError, match="2 ranks share each batch"):
