@@ -19,6 +19,7 @@ _NUMBER = re.compile(
     rf"(?:(?!\w)|(?=(?:{_UNITS})(?!\w)))(?!\.[0-9])",
     re.ASCII,
 )
+_RUN = re.compile(r"\w+")
 _MOST_DIGITS = 400
 
 
@@ -128,7 +129,9 @@ def _states(words: str, numbers: set[Decimal], fact: str) -> bool:
         end = at + len(wanted)
         if not (_touches(words, at - 1, wanted[0]) or _touches(words, end, wanted[-1])):
             return True
-        at = words.find(wanted, at + 1)
+        # No other place in the same word is free on its left: a million of them would each be tried at full length.
+        run = _RUN.match(words, at)
+        at = words.find(wanted, run.end() if run else at + 1)
     return False
 
 

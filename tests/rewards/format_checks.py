@@ -77,6 +77,8 @@ def check_counts() -> None:
     assert one[slice(*parsed.calls[1].key_spans["a"])] == "a"
     both = parse_tool_calls("[TOOL_CALLS]f[CALL_ID]12ab[ARGS]{}[TOOL_CALLS]g{}", "mistral")
     assert ([call.name for call in both.valid], both.num_open, both.num_close) == (["f", "g"], 2, 2)
+    quoted = '[TOOL_CALLS]f "{\\"a\\": 1}"'
+    assert quoted[slice(*parse_tool_calls(quoted, "mistral").calls[0].key_spans["a"])] == "a"
     tagged = parse_tool_calls('<|python_tag|>{"name": "f"}; {"name": "g"}<|eom_id|>', "llama3_json")
     assert ([call.name for call in tagged.valid], tagged.num_open, tagged.num_close) == (["f", "g"], 2, 2)
     prose = parse_tool_calls('I call <|python_tag|>{"name": "f"}', "llama3_json")

@@ -46,7 +46,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
     "numbers as words": ("rule_judge:_states", "if number is not None and", "if False and", checks.check_rule_judge),
     "gives up at the first place": (
         "rule_judge:_states",
-        "at = words.find(wanted, at + 1)",
+        "at = words.find(wanted, run.end() if run else at + 1)",
         "break",
         checks.check_rule_judge,
     ),
@@ -88,7 +88,7 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
         trl.test_conversations,
     ),
     "right keys are enough": ("baselines:_correct", "pair.value == 1.0", "pair.key > 0", checks.check_action),
-    "pairs by nothing": ("baselines:action_score", "float(_correct(pair))", "0.0", checks.check_action),
+    "pairs by nothing": ("baselines:action_score", "1.0 * (pair.value == 1.0)", "0.0", checks.check_action),
     "repeats only in a row": (
         "baselines:planner_score",
         "len(calls) - len(set(calls))",

@@ -46,7 +46,7 @@ def _block(text: str, start: int, at: int, number: int, room: int) -> Block:
     if found.reason is not None:
         return Block(calls_of(text, found, span, number), found.whole, _resume(found))
     name, arguments, status, reason, notes = read_call({"name": head[1], "arguments": found.value})
-    places = Places(head.span(1), None if isinstance(found.value, dict) else {})
+    places = Places(head.span(1), None if arguments else {})
     call = made(name, arguments, status, reason, span, number, notes, text, found.start, places)
     return Block([call], True, found.end)
 
