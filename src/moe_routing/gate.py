@@ -1,5 +1,6 @@
 """The entropy gate: routing control acts only while the policy's entropy is in a safe range."""
 
+import torch
 from torch import Tensor
 
 
@@ -40,11 +41,15 @@ class EntropyGate:
     def __call__(self, entropy: float | Tensor) -> float:
         """1.0 when open for a batch of this mean entropy, else 0.0. Give every rank the mean over all ranks.
 
-        An entropy that is not a number closes the gate.
+        An entropy that is not a number closes the gate. A tensor is compared with the range in its own dtype.
         """
         self.entropy = float(entropy.detach() if isinstance(entropy, Tensor) else entropy)
         margin = 0.0 if self.is_open else self.hysteresis
-        self.is_open = self.low + margin <= self.entropy <= self.high - margin
+        low, high = self.low + margin, self.high - margin
+        if isinstance(entropy, Tensor) and entropy.is_floating_point():
+            # 0.2 in float32 is above the float 0.2, yet it is the end of the range.
+            low, high = torch.tensor([low, high], dtype=entropy.dtype).tolist()
+        self.is_open = low <= self.entropy <= high
         self.calls += 1
         self.openings += self.is_open
         return float(self.is_open)

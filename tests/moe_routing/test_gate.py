@@ -17,6 +17,16 @@ def test_an_entropy_out_of_reason_closes_the_gate(entropy):
     assert EntropyGate()(entropy) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_ends_are_those_of_the_dtype(dtype):
+    low, high = torch.tensor(0.1, dtype=dtype), torch.tensor(0.2, dtype=dtype)
+    above, below = high * (1 + torch.finfo(dtype).eps), low * (1 - torch.finfo(dtype).eps)
+    gate = EntropyGate(0.1, 0.2)
+    assert [gate(h) for h in (low, high, below, above)] == [1.0, 1.0, 0.0, 0.0]
+    slow = EntropyGate(0.0, 0.3, hysteresis=0.1)
+    assert [slow(torch.tensor(h, dtype=dtype)) for h in (0.5, 0.3 - 0.1, 0.3)] == [0.0, 1.0, 1.0]
+
+
 def test_tensors_are_accepted_and_the_state_is_reported():
     gate = EntropyGate()
     assert (gate(torch.tensor(0.1)), gate(0.5)) == (1.0, 0.0)

@@ -97,6 +97,8 @@ class RoutingControl:
         check_reduction(reduction)
         if normalizer not in ("pairs", "turns"):
             raise ValueError(f"normalizer must be 'pairs' or 'turns', got {normalizer!r}")
+        if isinstance(gate, str) and gate != "paper":
+            raise ValueError(f"gate must be an EntropyGate, 'paper' or None, got {gate!r}")
         self._attachment = Attachment(model, reach, router_dtype)
         self.routers: list[RouterSite] = self._attachment.routers
         self.lambda_turn = lambda_turn

@@ -72,7 +72,7 @@ def test_the_gate_is_that_of_the_paper_unless_said_otherwise(model):
     assert RoutingControl(model).gate is not RoutingControl(model).gate
 
 
-@pytest.mark.parametrize("option", ["normalizer", "reduction", "target"])
+@pytest.mark.parametrize("option", ["normalizer", "reduction", "target", "gate"])
 def test_unknown_choices_are_errors(option, model, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # else the type checker speaks first
     before = [len(module._forward_hooks) for module in model.modules()]
