@@ -219,6 +219,20 @@ def test_every_function_of_credit_is_documented_whole(name):
     assert "Returns:" in text
 
 
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        (package, name)
+        for package, name in names(*PUBLIC)
+        if inspect.isroutine(getattr(importlib.import_module(package), name))
+    ],
+)
+def test_every_function_has_an_example_and_a_source(package, name):
+    text = inspect.cleandoc(getattr(importlib.import_module(package), name).__doc__)
+    assert re.search(r">>> |See `\w+`", text), "no example"
+    assert "Reference:" in text
+
+
 @pytest.mark.parametrize("name", ["GRPO", "RLTR", "SLCA", "SupportControl", "ToolPO"])
 def test_every_rule_has_an_example_and_a_source(name):
     text = inspect.cleandoc(getattr(credit, name).__doc__)

@@ -26,6 +26,8 @@ def tool_call_names(turn: object) -> list[str]:
     Raises:
         TypeError: for anything but text, mappings, sequences of these, and None.
 
+    Reference: paper appendix C.6; the reading of calls is ours.
+
     >>> tool_call_names('<think><tool_call>{"name": "no"}</tool_call></think><tool_call>{"name": "yes"}</tool_call>')
     ['yes']
     """

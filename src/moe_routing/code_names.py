@@ -25,6 +25,8 @@ def code_api_names(turn: object) -> list[str]:
     Raises:
         TypeError: for anything but text.
 
+    Reference: paper appendix C.6; the reading of code is ours.
+
     >>> code_api_names("phone = apis.phone\\nphone.show_contacts()  # not apis.phone.delete_contact()")
     ['phone.show_contacts']
     """

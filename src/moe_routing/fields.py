@@ -88,6 +88,8 @@ def count_pairs(field: Int[Tensor, " tokens"]) -> Int[Tensor, ""]:
 
     A count: add it over micro-batches and ranks, then hand the sum to ``router_gradient(num_pairs=...)``.
 
+    Reference: paper section 3.2.
+
     >>> int(count_pairs(torch.tensor([0, 0, 0, 1, -1])))
     2
     """
@@ -99,6 +101,8 @@ def count_fields(field: Int[Tensor, " tokens"]) -> Int[Tensor, ""]:
     """Number of distinct fields that own a token: the other normaliser on offer (``normalizer="turns"``).
 
     A field must not be split between the shards whose counts are added.
+
+    Reference: ours.
 
     >>> int(count_fields(torch.tensor([4, 4, -1, 9])))
     2

@@ -34,6 +34,8 @@ class RouterInjection:
         scale: factor between the gradient at hand and that of the plain loss: a GradScaler's scale, times the
             number of ranks where gradients are averaged rather than added.
 
+    Reference: paper appendix C.5 and algorithm 1.
+
     >>> steer = RouterInjection(torch.tensor([0]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0]]), 0, lambda_turn=1.0)
     >>> z = torch.zeros(1, 2, requires_grad=True)
     >>> logits = z * 1
@@ -110,6 +112,14 @@ def register_injection(
         pass of reentrant checkpointing, whose recompute calls this again.
 
     Reference: paper appendix C.5; the hook is ours.
+
+    >>> steer = RouterInjection(torch.tensor([0]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0]]), 0, lambda_turn=1.0)
+    >>> weight = torch.zeros(1, 2, requires_grad=True)
+    >>> z = 1.0 * weight
+    >>> handle = register_injection(z, steer)
+    >>> z.sum().backward()
+    >>> weight.grad
+    tensor([[0.7500, 1.2500]])
     """
     if not logits.requires_grad:
         return None

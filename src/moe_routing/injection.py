@@ -117,6 +117,8 @@ def router_injection(
 
     Arguments as there; shapes and ids are not checked again. Rows without injection are exactly 0.
 
+    Reference: paper appendix C.5 and algorithm 1.
+
     >>> router_injection(torch.zeros(1, 2), torch.ones(1, 2), field=torch.tensor([0]),
     ...                  control=torch.tensor([[1.0, 0.0]]), selected=torch.tensor([[0]]), num_pairs=0,
     ...                  lambda_turn=1.0)
@@ -173,6 +175,8 @@ def add_injection(
     grad_in: Float[Tensor, "tokens experts"], injection: Float[Tensor, "tokens experts"]
 ) -> Float[Tensor, "tokens experts"]:
     """``grad_in + injection`` in the dtype of ``grad_in``; a row whose sum might not be finite stays as it is.
+
+    Reference: ours.
 
     >>> add_injection(torch.tensor([[1.0, 2.0], [1.0, float("nan")]]), torch.full((2, 2), 0.5))
     tensor([[1.5000, 2.5000],

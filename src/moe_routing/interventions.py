@@ -59,6 +59,8 @@ def recorded_selection(
 def replayed_selection(recorded: Int[Tensor, "tokens k"], live: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
     """The recorded selection, and the live one in rows of -1.
 
+    Reference: ours (replay of paper appendix D, R3).
+
     >>> replayed_selection(torch.tensor([[3, 1], [-1, -1]]), torch.tensor([[0, 1], [2, 0]])).tolist()
     [[3, 1], [2, 0]]
     """

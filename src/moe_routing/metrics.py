@@ -110,6 +110,8 @@ def expert_counts(
     Raises:
         ValueError: if the two disagree on the number of tokens, ``k > num_experts``, or an id is out of range.
 
+    Reference: ours.
+
     >>> expert_counts(torch.tensor([[0, 2], [0, 1], [1, 2]]), torch.tensor([0, 0, -1]), 1, 4).tolist()
     [[2, 1, 1, 0]]
     """
@@ -179,6 +181,8 @@ def load_entropy(
 def coefficient_of_variation(counts: Int[Tensor, "... experts"]) -> Float[Tensor, "..."]:
     """Population std over mean of the counts along the last axis, in float32; 0 where nothing was counted.
 
+    Reference: paper appendix A.3.
+
     >>> coefficient_of_variation(torch.tensor([[4, 0], [2, 2], [0, 0]]))
     tensor([1., 0., 0.])
     """
@@ -219,6 +223,8 @@ def router_entropy(probs: Float[Tensor, "tokens experts"], mask: Shaped[Tensor, 
 
 def entropy(probs: Float[Tensor, "... experts"]) -> Float[Tensor, "..."]:
     """Entropy in nats along the last axis, ``0 log 0 = 0`` with a finite gradient.
+
+    Reference: ours.
 
     >>> entropy(torch.tensor([0.5, 0.5, 0.0]))
     tensor(0.6931)

@@ -26,6 +26,8 @@ def router_log_probs(
 ) -> Float[Tensor, "*layers tokens experts"]:
     """Logarithm of :func:`router_probs`, computed without leaving log space.
 
+    Reference: paper section 2.2 (softmax); the sigmoid form is ours.
+
     >>> router_log_probs(torch.tensor([[-200.0, -200.0]]), "sigmoid").exp()
     tensor([[0.5000, 0.5000]])
     """

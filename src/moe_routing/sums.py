@@ -15,6 +15,8 @@ from credit._safe import masked_sum, safe_divide, statistics_dtype
 class SumCount:
     """A mean that has not been divided yet, so that shards add up exactly.
 
+    Reference: ours.
+
     >>> left = SumCount.of(torch.tensor([1.0, 2.0]), torch.tensor([True, True]))
     >>> right = SumCount.of(torch.tensor([9.0, 0.0]), torch.tensor([True, False]))
     >>> (left + right).compute()

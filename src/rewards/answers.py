@@ -103,6 +103,11 @@ def verify_answers(
 
     Raises:
         ValueError: as `verify_answer`, the row named, or there are not as many references as texts.
+
+    Example:
+        See `verify_answer`.
+
+    Reference: ours.
     """
     if len(texts) != len(references):
         raise ValueError(f"references: {len(references)} for {len(texts)} texts")

@@ -134,6 +134,8 @@ def register_format(name: str, parser: FormatParser) -> None:
         >>> register_format("none", lambda text, think: ParsedCalls())
         >>> parse_tool_calls("anything", format="none")
         ParsedCalls(calls=(), num_open=0, num_close=0)
+
+    Reference: ours.
     """
     _FORMATS[name] = parser
 

@@ -110,6 +110,8 @@ def opening(row: Trajectory | ContextAction) -> str:
     Example:
         >>> opening(Trajectory(({"role": "user", "content": "What  is\\nUP?"},), id="7"))
         'what is up?'
+
+    Reference: ours.
     """
     messages = row.messages if isinstance(row, Trajectory) else row.context
     first = next((message for message in messages if message.get("role") == "user"), {})

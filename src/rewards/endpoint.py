@@ -86,6 +86,8 @@ class ChatEndpoint:
         >>> ChatEndpoint("localhost:8000", "m")
         Traceback (most recent call last):
         ValueError: base_url: expected http:// or https://, got 'localhost:8000'
+
+    Reference: ours.
     """
 
     base_url: str

@@ -80,6 +80,8 @@ def as_gold(gold: object, row: str | None = None) -> Gold:
         >>> as_gold([[{"arguments": {}}]], row="train.jsonl:7")
         Traceback (most recent call last):
         rewards.gold.GoldError: train.jsonl:7: gold[0][0].name: expected a non-empty string, got None
+
+    Reference: ours.
     """
     if isinstance(gold, Gold):
         return gold

@@ -74,6 +74,8 @@ def count_results(results: Iterable[JudgeResult]) -> JudgeCounts:
     Example:
         >>> count_results([JudgeResult(0.5), JudgeResult(0.0, True, "no rating"), JudgeResult(None, reason="down")])
         JudgeCounts(asked=3, failed=1, absent=1)
+
+    Reference: ours.
     """
     kept = list(results)
     return JudgeCounts(len(kept), sum(r.judge_failed for r in kept), sum(r.score is None for r in kept))

@@ -53,6 +53,8 @@ class ToolSet(Sequence[Mapping[str, Any]]):
         >>> tools = ToolSet([{"name": "add", "parameters": {"type": "object", "required": ["a"]}}])
         >>> [problem.message for problem in tools.validate(ToolCall("add", {}))]
         ['"a" is a required property']
+
+    Reference: ours.
     """
 
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:

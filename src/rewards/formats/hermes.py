@@ -15,7 +15,14 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def parse_hermes(text: str, think: Think = "reasoning") -> ParsedCalls:
-    """Read the tool calls of one text; see `rewards.parse_tool_calls`."""
+    """Read the tool calls of one text; see `rewards.parse_tool_calls`.
+
+    Example:
+        >>> [call.name for call in parse_hermes('<tool_call>{"name": "f", "arguments": {}}</tool_call>').valid]
+        ['f']
+
+    Reference: ours; the counts are those of SLCA eq. 23.
+    """
     found = read_well_formed(text, think)
     return walk(text, think, _TAG, _read, _CLOSE) if found is None else found
 

@@ -55,6 +55,18 @@ def read_bfcl(
     Raises:
         OSError: a file cannot be read.
 
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> tool = {"name": "add", "parameters": {"type": "dict", "properties": {"a": {"type": "integer"}}}}
+        >>> row = {"id": "simple_0", "question": [[{"role": "user", "content": "Add 1."}]], "function": [tool]}
+        >>> answer = {"id": "simple_0", "ground_truth": [{"add": {"a": [1]}}]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file, answers = pathlib.Path(folder, "BFCL_v4_simple.json"), pathlib.Path(folder, "answers.json")
+        ...     _ = file.write_text(json.dumps(row)), answers.write_text(json.dumps(answer))
+        ...     [trajectory] = read_bfcl(file, answers)
+        >>> trajectory.gold.steps[0][0].name, trajectory.tools[0]["function"]["parameters"]["type"]
+        ('add', 'object')
+
     Reference: the file format of BFCL v4; ours.
     """
     file = Path(path)
@@ -192,6 +204,8 @@ def standard_types(schema: Any) -> Any:
     Example:
         >>> standard_types({"type": "dict", "properties": {"type": {"type": "float"}, "x": {"type": "any"}}})
         {'type': 'object', 'properties': {'type': {'type': 'number'}, 'x': {}}}
+
+    Reference: ours.
     """
     if not isinstance(schema, Mapping):
         return schema
