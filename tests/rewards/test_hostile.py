@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rewards import (
     ParsedCalls,
+    RuleJudge,
     ToolCall,
     action_score,
     answer_calls,
@@ -206,6 +207,16 @@ def test_calls_of_one_name_are_not_compared_each_with_each(name: str, monkeypatc
     action_score(steps, gold, None)
     # A few for each predicted call and for each member of each gold call; the pairs are 409,600.
     assert count < 3 * (MAX_ATTEMPTS + 100 * len(_KEYS_OF_ONE) * 2)
+
+
+def test_a_word_of_a_megabyte_is_searched_once() -> None:
+    """A fact that begins at every letter of it would be tried at full length a million times."""
+    judge = RuleJudge()
+    for answer, fact in (("a" * SIZE, "a" * 1000), ("ab" * (SIZE // 2), "ab" * 5000)):
+        began = time.process_time()
+        assert judge("", [], answer, facts=[fact]).score == 0.0
+        assert judge("", [], f"{answer} {fact}.", facts=[fact]).score == 1.0
+        assert time.process_time() - began < 1.0
 
 
 def test_many_attempts_are_bounded_and_said() -> None:
