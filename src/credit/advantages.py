@@ -11,6 +11,7 @@ from torch import Tensor
 
 from credit._safe import (
     as_mask,
+    on_processor,
     require_finite,
     require_floating,
     require_shape,
@@ -119,7 +120,7 @@ def compact_ids(ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     (tensor([2, 0, 2]), tensor([1, 0, 1]))
     """
     # Reading the bounds would hold up an accelerator and break a compiled graph.
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+    if on_processor(ids) and ids.numel():
         low, high = (int(bound) for bound in torch.aminmax(ids))
         if high - low < ids.numel():
             return ids.long() - low
@@ -129,8 +130,7 @@ def compact_ids(ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
 def _numbered(group: Int[Tensor, " batch"]) -> tuple[Int[Tensor, " batch"], int]:
     """Compact ids and a number above them all: the largest plus one on a CPU, else the number of rows."""
     index = compact_ids(group)
-    known = index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel()
-    return index, int(index.max()) + 1 if known else index.shape[0]
+    return index, int(index.max()) + 1 if on_processor(index) and index.numel() else index.shape[0]
 
 
 def _group_sum(values: Float[Tensor, " batch"], index: Int[Tensor, " batch"], groups: int) -> Float[Tensor, " groups"]:

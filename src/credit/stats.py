@@ -10,6 +10,7 @@ from torch import Tensor
 from credit._safe import (
     MAX_LOG_RATIO,
     compute_dtype,
+    on_processor,
     require_shape,
     safe_divide,
     safe_sqrt,
@@ -184,7 +185,7 @@ _BLOCK = 1 << 16
 
 def _blocks(*tensors: Shaped[Tensor, "batch tokens"]) -> Iterable[tuple[Shaped[Tensor, "rows tokens"], ...]]:
     """The tensors some rows at a time on a CPU, whole elsewhere and under ``torch.compile``, which fuses them."""
-    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu":
+    if not on_processor(tensors[0]):
         return [tensors]
     rows = max(_BLOCK // max(tensors[0].shape[1], 1), 1)
     return zip(*(torch.split(each, rows) for each in tensors), strict=True)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape, safe_divide, select, statistics_dtype
-from moe_routing.blocks import on_processor, select_rows
+from credit._safe import as_mask, compute_dtype, on_processor, require_shape, safe_divide, select, statistics_dtype
+from moe_routing.blocks import select_rows
 from moe_routing.fields import check_selection, recorded_rows
 from moe_routing.partition import log_partition
 from moe_routing.router import usable_rows

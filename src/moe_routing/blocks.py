@@ -10,15 +10,10 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from credit._safe import select
+from credit._safe import on_processor, select
 
 # Per thread: 512 KiB of float32. Four such tables share a core's 2 MiB; of much smaller ones, calls are what costs.
 BLOCK_ELEMENTS = 2**17
-
-
-def on_processor(x: Shaped[Tensor, "..."]) -> bool:
-    """Whether operations run one by one on a CPU: there data may be read without waiting for a device."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def row_blocks(x: Shaped[Tensor, "rows ..."], width: int | None = None) -> list[slice]:

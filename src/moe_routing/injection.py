@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from credit._safe import select, statistics_dtype
+from credit._safe import on_processor, select, statistics_dtype
 from moe_routing.arguments import check_numbers, check_router_gradient, check_router_shapes, switched_off
 from moe_routing.backend import use_kernel
-from moe_routing.blocks import on_processor, replace_rows_
+from moe_routing.blocks import replace_rows_
 from moe_routing.fused import fused_router_gradient
 from moe_routing.objectives import Target
 from moe_routing.rho import row_norm
@@ -176,14 +176,16 @@ def add_injection(
 ) -> Float[Tensor, "tokens experts"]:
     """``grad_in + injection`` in the dtype of ``grad_in``; a row whose sum might not be finite stays as it is.
 
+    They are added in the wider of their dtypes.
+
     Reference: ours.
 
     >>> add_injection(torch.tensor([[1.0, 2.0], [1.0, float("nan")]]), torch.full((2, 2), 0.5))
     tensor([[1.5000, 2.5000],
             [1.0000,    nan]])
     """
-    grad_out = (grad_in.to(injection.dtype) + injection).to(grad_in.dtype)
-    _restore(grad_in, injection.dtype, _moving(injection), grad_out)
+    grad_out = (grad_in + injection).to(grad_in.dtype)
+    _restore(grad_in, torch.promote_types(grad_in.dtype, injection.dtype), _moving(injection), grad_out)
     return grad_out
 
 

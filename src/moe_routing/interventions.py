@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_shape
-from moe_routing.blocks import on_processor
+from credit._safe import as_mask, compute_dtype, on_processor, require_shape
 from moe_routing.consensus import consensus_experts
 from moe_routing.fields import check_ids, check_tokens, recorded_rows
 from moe_routing.router import chosen_probs

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from credit._safe import as_mask, compute_dtype, require_matrix, require_shape, safe_divide, select
-from moe_routing.blocks import on_processor, row_blocks, select_rows
+from credit._safe import as_mask, compute_dtype, on_processor, require_matrix, require_shape, safe_divide, select
+from moe_routing.blocks import row_blocks, select_rows
 from moe_routing.fields import check_ids, check_selection, neighbours, recorded_rows, shift_rows
 from moe_routing.sums import SumCount
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import require_matrix, require_shape, safe_divide, select
-from moe_routing.blocks import on_processor, select_rows
+from credit._safe import on_processor, require_matrix, require_shape, safe_divide, select
+from moe_routing.blocks import select_rows
 from moe_routing.fields import check_selection, check_tokens, count_pairs, shift_rows
 from moe_routing.metrics import changed_experts
 from moe_routing.router import Activation, router_log_probs, usable_rows

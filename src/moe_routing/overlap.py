@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_routing.blocks import on_processor, row_blocks
+from credit._safe import on_processor
+from moe_routing.blocks import row_blocks
 from moe_routing.fields import shift_rows
 
 

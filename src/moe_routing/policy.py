@@ -8,8 +8,18 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from credit._safe import MAX_LOG_RATIO, as_mask, bit_mask, compute_dtype, keep, keep_, keep_bits, require_shape, select
-from moe_routing.blocks import on_processor
+from credit._safe import (
+    MAX_LOG_RATIO,
+    as_mask,
+    bit_mask,
+    compute_dtype,
+    keep,
+    keep_,
+    keep_bits,
+    on_processor,
+    require_shape,
+    select,
+)
 
 
 def kappa_advantage_objective(

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import compute_dtype, safe_divide, select
-from moe_routing.blocks import on_processor, row_blocks
+from credit._safe import compute_dtype, on_processor, safe_divide, select
+from moe_routing.blocks import row_blocks
 
 
 def gradient_share(

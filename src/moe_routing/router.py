@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from credit._safe import compute_dtype
-from moe_routing.blocks import on_processor, row_blocks
+from credit._safe import compute_dtype, on_processor
+from moe_routing.blocks import row_blocks
 
 Activation = Literal["softmax", "sigmoid"]
 # Of a row whose highest logit is above, sigmoids that underflow float32 are below 1e-19 of the sum.

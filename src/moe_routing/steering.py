@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from credit._safe import compute_dtype, safe_divide, select
-from moe_routing.blocks import on_processor, row_blocks
+from credit._safe import compute_dtype, on_processor, safe_divide, select
+from moe_routing.blocks import row_blocks
 from moe_routing.objectives import Target, close_pairs, target_weights
 from moe_routing.rho import gradient_share
 from moe_routing.router import Activation, router_scores, softmax_pull_, usable_probs

@@ -231,6 +231,11 @@ def test_a_pruned_expert_gets_no_injection_and_the_rest_their_own(target, activa
     assert got[:, keep].eq(0).all()
 
 
+def test_a_gradient_wider_than_the_injection_keeps_its_bits():
+    grad_in = torch.full((1, 2), 1 + 2.0**-40, dtype=torch.float64)
+    assert (add_injection(grad_in, torch.full((1, 2), 0.5)) - 1.5 == 2.0**-40).all()
+
+
 def test_survival_counts_the_mass_that_rounding_kept():
     grad_in = torch.ones(1, 4, dtype=torch.bfloat16)
     injection = torch.tensor([[2.0**-10, -(2.0**-12), 0.5, 0.0]])
